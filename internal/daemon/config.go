@@ -1,0 +1,266 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"github.com/goccy/go-yaml"
+)
+
+// Config is everything kvferryd can be told. Zero means the documented default everywhere; negative means off where a
+// field says so. It is read from one YAML file (unknown keys are errors) and overridden by flags.
+type Config struct {
+	// Node is this daemon's identity.
+	Node NodeConfig `yaml:"node"`
+	// Listen is where it answers.
+	Listen ListenConfig `yaml:"listen"`
+	// TLS is its certificate; the CA also decides which peers and clients are let in.
+	TLS TLSConfig `yaml:"tls"`
+	// Peers are the daemons it may pull from. A peer that is not listed may still pull from this one if the CA vouches for it.
+	Peers []PeerConfig `yaml:"peers"`
+	// Arena bounds the memory given to engines.
+	Arena ArenaConfig `yaml:"arena"`
+	// Link shapes the QUIC link to each peer.
+	Link LinkConfig `yaml:"link"`
+	// Migration bounds migrations into this node.
+	Migration MigrationConfig `yaml:"migration"`
+	// StateDir holds the session directory (one file). Default "/var/lib/kvferry". It must survive restarts: forwarding
+	// records are in it.
+	StateDir string `yaml:"state_dir"`
+	// LogLevel is debug, info, warn or error. Default info.
+	LogLevel string `yaml:"log_level"`
+}
+
+// NodeConfig names the node.
+type NodeConfig struct {
+	// ID is unique in the fleet: 1 to 128 of [a-zA-Z0-9._-]. Required; must equal the certificate's.
+	ID string `yaml:"id"`
+	// Region is the region's id: 1 to 128 of [a-zA-Z0-9._-]. Required; must equal the certificate's.
+	Region string `yaml:"region"`
+}
+
+// ListenConfig is where the daemon answers.
+type ListenConfig struct {
+	// Unix is the socket for engines and local clients. Default "/run/kvferry/kvferry.sock".
+	Unix string `yaml:"unix"`
+	// GRPC is the TCP address for proxies and operators, mutual TLS. Default "0.0.0.0:7440"; "off" for none.
+	GRPC string `yaml:"grpc"`
+	// QUIC is the UDP address for peers. Default "0.0.0.0:7441".
+	QUIC string `yaml:"quic"`
+	// Admin is the HTTP address of /metrics, /healthz and /readyz. Default "127.0.0.1:7442"; "off" for none.
+	Admin string `yaml:"admin"`
+	// Pprof serves /debug/pprof on the admin address. Default false.
+	Pprof bool `yaml:"pprof"`
+}
+
+// TLSConfig names PEM files.
+type TLSConfig struct {
+	// CA is the certificate authority of the fleet.
+	CA string `yaml:"ca"`
+	// Cert is this node's certificate.
+	Cert string `yaml:"cert"`
+	// Key is its private key.
+	Key string `yaml:"key"`
+}
+
+// PeerConfig is one daemon to pull from.
+type PeerConfig struct {
+	// Node is its node id.
+	Node string `yaml:"node"`
+	// Region is its region id.
+	Region string `yaml:"region"`
+	// Address is its QUIC address, host:port.
+	Address string `yaml:"address"`
+	// PriorBps is the goodput assumed until the link is measured, bit/s. Default 1e9; negative: none, so that fetch is not
+	// chosen until measured.
+	PriorBps float64 `yaml:"prior_bps"`
+}
+
+// ArenaConfig bounds the memory given to engines.
+type ArenaConfig struct {
+	// Dir is a memory filesystem. Default "/dev/shm".
+	Dir string `yaml:"dir"`
+	// Bytes is the arena's size when an engine does not ask for one. Default 4 GiB.
+	Bytes int64 `yaml:"bytes"`
+	// MaxBytes bounds what engines may ask for, all arenas together. Default 256 GiB.
+	MaxBytes int64 `yaml:"max_bytes"`
+	// Lock locks arenas in memory as far as RLIMIT_MEMLOCK allows. Default true; set false to leave them pageable.
+	Lock *bool `yaml:"lock"`
+	// Group is the numeric group of arena files and of the unix socket. Default 0: the daemon's own group.
+	Group int `yaml:"group"`
+}
+
+// LinkConfig shapes the link to each peer.
+type LinkConfig struct {
+	// Stripes is the number of QUIC connections a link, 1 to 64. Default 8.
+	Stripes int `yaml:"stripes"`
+	// ConnectTimeout bounds dialling a peer. Default 5s.
+	ConnectTimeout time.Duration `yaml:"connect_timeout"`
+	// ProgressTimeout ends a transfer that moves no page for so long. Default 10s.
+	ProgressTimeout time.Duration `yaml:"progress_timeout"`
+	// RoundTrips is what the planner charges a migration in round trips. Default 3.
+	RoundTrips float64 `yaml:"round_trips"`
+}
+
+// MigrationConfig bounds migrations.
+type MigrationConfig struct {
+	// Deadline is given to a migration whose caller names none. Default 10m.
+	Deadline time.Duration `yaml:"deadline"`
+	// MaxActive is how many may run at once; more are refused. Default 64.
+	MaxActive int `yaml:"max_active"`
+	// LeaseTTL is how long an offered block is held without progress or renewal. Default 30s.
+	LeaseTTL time.Duration `yaml:"lease_ttl"`
+	// CallTimeout bounds one control call to a peer. Default 5s.
+	CallTimeout time.Duration `yaml:"call_timeout"`
+	// Keep is how many ended migrations are remembered for GetMigration and re-attaching. Default 1024.
+	Keep int `yaml:"keep"`
+}
+
+// off is the address that means no listener.
+const off = "off"
+
+func orDefault[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
+}
+
+// WithDefaults returns a copy in which every zero field has its default.
+func (c Config) WithDefaults() Config {
+	c.Listen.Unix = orDefault(c.Listen.Unix, "/run/kvferry/kvferry.sock")
+	c.Listen.GRPC = orDefault(c.Listen.GRPC, "0.0.0.0:7440")
+	c.Listen.QUIC = orDefault(c.Listen.QUIC, "0.0.0.0:7441")
+	c.Listen.Admin = orDefault(c.Listen.Admin, "127.0.0.1:7442")
+	c.Arena.Dir = orDefault(c.Arena.Dir, "/dev/shm")
+	c.Arena.Bytes = orDefault(c.Arena.Bytes, 4<<30)
+	c.Arena.MaxBytes = orDefault(c.Arena.MaxBytes, 256<<30)
+	if c.Arena.Lock == nil {
+		lock := true
+		c.Arena.Lock = &lock
+	}
+	c.Link.Stripes = orDefault(c.Link.Stripes, 8)
+	c.Link.ConnectTimeout = orDefault(c.Link.ConnectTimeout, 5*time.Second)
+	c.Link.ProgressTimeout = orDefault(c.Link.ProgressTimeout, 10*time.Second)
+	c.Link.RoundTrips = orDefault(c.Link.RoundTrips, 3)
+	c.Migration.Deadline = orDefault(c.Migration.Deadline, 10*time.Minute)
+	c.Migration.MaxActive = orDefault(c.Migration.MaxActive, 64)
+	c.Migration.LeaseTTL = orDefault(c.Migration.LeaseTTL, 30*time.Second)
+	c.Migration.CallTimeout = orDefault(c.Migration.CallTimeout, 5*time.Second)
+	c.Migration.Keep = orDefault(c.Migration.Keep, 1024)
+	c.StateDir = orDefault(c.StateDir, "/var/lib/kvferry")
+	c.LogLevel = orDefault(c.LogLevel, "info")
+	peers := make([]PeerConfig, len(c.Peers))
+	for i, p := range c.Peers {
+		p.PriorBps = orDefault(p.PriorBps, 1e9)
+		peers[i] = p
+	}
+	c.Peers = peers
+	return c
+}
+
+// ConfigError is one thing wrong with a Config.
+type ConfigError struct {
+	// Field is the key's path, for example "node.id".
+	Field string
+	// Value is what it was set to.
+	Value any
+	// Allowed says what it may be, and so how to fix it.
+	Allowed string
+}
+
+func (e *ConfigError) Error() string {
+	return fmt.Sprintf("config %s = %v: must be %s", e.Field, e.Value, e.Allowed)
+}
+
+var idPattern = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,128}$`)
+
+const idAllowed = "1 to 128 of a-z, A-Z, 0-9, '.', '_' and '-'"
+
+// Validate reports everything that is wrong with c after WithDefaults, joined; each part is a *ConfigError.
+func (c Config) Validate() error {
+	var errs []error
+	check := func(ok bool, field string, value any, allowed string) {
+		if !ok {
+			errs = append(errs, &ConfigError{field, value, allowed})
+		}
+	}
+	check(idPattern.MatchString(c.Node.ID), "node.id", fmt.Sprintf("%q", c.Node.ID), idAllowed)
+	check(idPattern.MatchString(c.Node.Region), "node.region", fmt.Sprintf("%q", c.Node.Region), idAllowed)
+	check(filepath.IsAbs(c.Listen.Unix) && len(c.Listen.Unix) < 104, "listen.unix", fmt.Sprintf("%q", c.Listen.Unix),
+		"an absolute path of fewer than 104 bytes")
+	for field, addr := range map[string]string{"listen.grpc": c.Listen.GRPC, "listen.admin": c.Listen.Admin} {
+		check(addr == off || isHostPort(addr), field, fmt.Sprintf("%q", addr), `host:port, or "off"`)
+	}
+	check(isHostPort(c.Listen.QUIC), "listen.quic", fmt.Sprintf("%q", c.Listen.QUIC), "host:port")
+	check(c.Arena.Bytes > 0 && c.Arena.Bytes <= c.Arena.MaxBytes, "arena.bytes", c.Arena.Bytes, "above 0 and at most arena.max_bytes")
+	check(c.Arena.MaxBytes > 0, "arena.max_bytes", c.Arena.MaxBytes, "above 0")
+	check(filepath.IsAbs(c.Arena.Dir), "arena.dir", fmt.Sprintf("%q", c.Arena.Dir), "an absolute path on a memory filesystem")
+	check(c.Link.Stripes >= 1 && c.Link.Stripes <= 64, "link.stripes", c.Link.Stripes, "1 to 64")
+	check(c.Link.RoundTrips > 0 && c.Link.RoundTrips <= 100, "link.round_trips", c.Link.RoundTrips, "above 0 and at most 100")
+	for field, d := range map[string]time.Duration{
+		"link.connect_timeout": c.Link.ConnectTimeout, "link.progress_timeout": c.Link.ProgressTimeout,
+		"migration.deadline": c.Migration.Deadline, "migration.lease_ttl": c.Migration.LeaseTTL, "migration.call_timeout": c.Migration.CallTimeout,
+	} {
+		check(d > 0 && d <= 24*time.Hour, field, d, "above 0 and at most 24h, for example 10s")
+	}
+	check(c.Migration.MaxActive >= 1 && c.Migration.MaxActive <= 1<<16, "migration.max_active", c.Migration.MaxActive, "1 to 65536")
+	check(c.Migration.Keep >= 1 && c.Migration.Keep <= 1<<20, "migration.keep", c.Migration.Keep, "1 to 1048576")
+	check(filepath.IsAbs(c.StateDir), "state_dir", fmt.Sprintf("%q", c.StateDir), "an absolute path")
+	_, err := c.level()
+	check(err == nil, "log_level", fmt.Sprintf("%q", c.LogLevel), "debug, info, warn or error")
+	seen := map[string]bool{c.Node.ID: true}
+	for i, p := range c.Peers {
+		at := fmt.Sprintf("peers[%d].", i)
+		check(idPattern.MatchString(p.Node), at+"node", fmt.Sprintf("%q", p.Node), idAllowed)
+		check(idPattern.MatchString(p.Region), at+"region", fmt.Sprintf("%q", p.Region), idAllowed)
+		check(isHostPort(p.Address), at+"address", fmt.Sprintf("%q", p.Address), "host:port of the peer's listen.quic")
+		check(!seen[p.Node], at+"node", fmt.Sprintf("%q", p.Node), "different from node.id and from the other peers")
+		seen[p.Node] = true
+	}
+	return errors.Join(errs...)
+}
+
+// validateTLS is apart from Validate because a daemon assembled from parts brings its own TLS configuration.
+func (c Config) validateTLS() error {
+	var errs []error
+	for field, path := range map[string]string{"tls.ca": c.TLS.CA, "tls.cert": c.TLS.Cert, "tls.key": c.TLS.Key} {
+		if path == "" {
+			errs = append(errs, &ConfigError{field, `""`, "the path of a PEM file; `kvferry certs` makes them"})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func isHostPort(s string) bool {
+	_, port, err := net.SplitHostPort(s)
+	return err == nil && port != ""
+}
+
+func (c Config) level() (slog.Level, error) {
+	var l slog.Level
+	err := l.UnmarshalText([]byte(c.LogLevel))
+	return l, err
+}
+
+// ParseConfig decodes YAML strictly: an unknown key is an error that shows where it stands. It does not fill
+// defaults and does not validate.
+func ParseConfig(data []byte) (Config, error) {
+	var c Config
+	if len(data) > 1<<20 {
+		return c, &ConfigError{"file", fmt.Sprintf("%d bytes", len(data)), "at most 1 MiB"}
+	}
+	if err := yaml.UnmarshalWithOptions(data, &c, yaml.Strict()); err != nil {
+		return Config{}, fmt.Errorf("config: %w", err)
+	}
+	return c, nil
+}
+
+// YAML returns c as a file that ParseConfig reads back, durations with their units.
+func (c Config) YAML() ([]byte, error) { return yaml.Marshal(c) }

@@ -1,0 +1,124 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/credentials"
+)
+
+// localCreds is the transport of the unix socket: no encryption, but the kernel says which process is at the other end.
+type localCreds struct{}
+
+// localProcess is the process behind a connection to the unix socket.
+type localProcess struct {
+	credentials.CommonAuthInfo
+	pid   int
+	uid   uint32
+	pidfd int // a pidfd owned by the connection; -1 where the kernel has none
+}
+
+// AuthType names the mechanism.
+func (*localProcess) AuthType() string { return "unix-peer" }
+
+// localConn closes the pidfd with the connection.
+type localConn struct {
+	net.Conn
+	once sync.Once
+	proc *localProcess
+}
+
+func (c *localConn) Close() error {
+	c.once.Do(func() {
+		if c.proc.pidfd >= 0 {
+			_ = unix.Close(c.proc.pidfd)
+		}
+	})
+	return c.Conn.Close()
+}
+
+func (localCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	proc := &localProcess{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}, pidfd: -1}
+	uc, ok := conn.(*net.UnixConn)
+	if !ok {
+		return conn, proc, nil
+	}
+	raw, err := uc.SyscallConn()
+	if err != nil {
+		return nil, nil, fmt.Errorf("read peer credentials: %w", err)
+	}
+	var credErr error
+	err = raw.Control(func(fd uintptr) {
+		var cred *unix.Ucred
+		if cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); credErr != nil {
+			return
+		}
+		proc.pid, proc.uid = int(cred.Pid), cred.Uid
+		if pidfd, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err == nil {
+			proc.pidfd = pidfd
+		} else if pidfd, err := unix.PidfdOpen(proc.pid, 0); err == nil { // kernels before 6.5
+			proc.pidfd = pidfd
+		}
+	})
+	if err == nil {
+		err = credErr
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read peer credentials: %w", err)
+	}
+	return &localConn{Conn: conn, proc: proc}, proc, nil
+}
+
+// ClientHandshake is not used: clients dial the socket without credentials.
+func (localCreds) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, fmt.Errorf("unix-peer credentials are for servers")
+}
+
+func (localCreds) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "unix-peer"}
+}
+func (c localCreds) Clone() credentials.TransportCredentials { return c }
+func (localCreds) OverrideServerName(string) error           { return nil }
+
+// watchProcess calls exited once when p has died, and returns a function that stops watching and waits. It does
+// nothing for a process without a pidfd (an in-memory listener), whose holdings end by release only.
+func watchProcess(p *localProcess, exited func()) (stop func(), err error) {
+	if p == nil || p.pidfd < 0 {
+		return func() {}, nil
+	}
+	fd, err := unix.FcntlInt(uintptr(p.pidfd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("watch process %d: %w", p.pid, err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("watch process %d: %w", p.pid, err)
+	}
+	file := os.NewFile(uintptr(fd), "pidfd")
+	raw, err := file.SyscallConn()
+	if err != nil {
+		_ = file.Close()
+		return nil, fmt.Errorf("watch process %d: %w", p.pid, err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { // owner: the engine registry; ends at the process's death or at stop
+		died := false
+		err := raw.Read(func(fd uintptr) bool {
+			poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			n, err := unix.Poll(poll, 0)
+			died = err == nil && n > 0
+			return died
+		})
+		if err == nil && died {
+			exited()
+		}
+	})
+	return func() {
+		_ = file.Close()
+		wg.Wait()
+	}, nil
+}
