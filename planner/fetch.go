@@ -1,0 +1,111 @@
+package planner
+
+import (
+	"fmt"
+	"time"
+)
+
+// Fetch prices moving every missing block over the link:
+//
+//	q_f + n_rtt·RTT + ramp + bytes·8/rate
+//
+// rate is the goodput (measured, else the prior) held to what the connections' windows let through,
+// k·window·8/RTT. q_f is the source's egress backlog at that rate, plus the modelled wait of Link.Queue. ramp is what slow
+// start costs a cold link over a warm one: the windows of k connections start at k·initial window and double each round
+// trip until they fill rate·RTT or the bytes run out. When nothing is missing only the round trips are left and no goodput
+// is needed. Header and acknowledgement overhead is within the goodput where that was measured; the window cap counts
+// whole packets and is up to 5 % generous.
+//
+// It does not return errors: a plan whose inputs are unknown or not valid is not priced and says so. Nil Terms then.
+func Fetch(r Request, m Model, l Link) ModePlan {
+	p := ModePlan{Mode: ModeFetch}
+	if err := validate(r, m, l); err != nil {
+		return p.refused(RefusalInvalidInput, "%v", err)
+	}
+	bytes, tail, unknown := r.wire(m)
+	p.Bytes, p.Tokens = bytes, tail
+	rate, capped := l.rate()
+	var missing []string
+	if unknown != "" {
+		missing = append(missing, unknown)
+	}
+	if l.RTT == 0 {
+		missing = append(missing, "Link.RTT")
+	}
+	if rate == 0 && (bytes > 0 || unknown != "") {
+		missing = append(missing, "Link.Goodput (measured) or Link.PriorGoodput (configured)")
+	}
+	if missing != nil {
+		return p.missing(missing)
+	}
+	n := r.roundTrips()
+	rtt := Term{Name: TermRTT, Seconds: n * l.RTT.Seconds(), Note: fmt.Sprintf("%g x %v", n, l.RTT)}
+	if bytes == 0 {
+		const note = "nothing to move"
+		return p.priced(Term{Name: TermEgressQueue, Note: note}, Term{Name: TermFetchQueue, Note: note}, rtt,
+			Term{Name: TermRamp, Note: note}, Term{Name: TermBytes, Note: note})
+	}
+	egress := Term{
+		Name: TermEgressQueue, Seconds: rate.seconds(float64(l.EgressBacklog)),
+		Note: backlogNote(l.BacklogKnown, l.EgressBacklog > 0),
+	}
+	if l.EgressBacklog > 0 {
+		egress.Note = fmt.Sprintf("%v ahead in the source's queue", l.EgressBacklog)
+	}
+	unseen, stable := queueTerm(TermFetchQueue, 0, "unseen transfers", l.Queue)
+	if !stable {
+		return p.refused(RefusalUnstable, "Link.Queue has no steady state: utilization %g is not below 1", l.Queue.Utilization)
+	}
+	moved := Term{Name: TermBytes, Seconds: rate.seconds(float64(bytes)), Note: fmt.Sprintf("%v at %v", bytes, rate)}
+	if capped {
+		moved.Note += fmt.Sprintf(", window cap of %d connection(s)", max(1, l.Stripes))
+	}
+	return p.priced(egress, unseen, rtt, rampTerm(l, rate, bytes), moved)
+}
+
+// rampTerm is what slow start adds on a cold link.
+func rampTerm(l Link, rate Rate, bytes Bytes) Term {
+	t := Term{Name: TermRamp, Note: "warm"}
+	if !l.Cold {
+		return t
+	}
+	l = l.withDefaults()
+	window := float64(l.Stripes) * float64(l.InitialWindowPackets) * float64(l.PacketBytes)
+	seconds, rounds := slowStart(float64(bytes), window, rate, l.RTT)
+	t.Seconds, t.Note = seconds, fmt.Sprintf("cold: %d round trips of slow start", rounds)
+	return t
+}
+
+// slowStart returns by how much longer bytes take when the window starts at window bytes and doubles every round trip
+// than at rate throughout, and how many round trips the window held the sender back. The bytes sent meanwhile are
+// credited, so it is less than rounds·RTT.
+func slowStart(bytes, window float64, rate Rate, rtt time.Duration) (seconds float64, rounds int) {
+	fill := float64(rate) / 8 * rtt.Seconds()
+	sent := 0.0
+	for window < fill && sent+window < bytes {
+		sent += window
+		window *= 2
+		rounds++
+	}
+	return max(0, float64(rounds)*rtt.Seconds()-rate.seconds(sent)), rounds
+}
+
+// Crossover returns the prefix length in tokens from which fetching is faster than recomputing on an idle, warm link with
+// one round trip and linear prefill: RTT/(t_c − t_f), t_c and t_f being the seconds a token of prefill and of transfer.
+// The link's window cap counts. ok is false when there is none, because t_c ≤ t_f, and when an input is unknown or not
+// valid.
+func Crossover(m Model, c Compute, l Link) (tokens float64, ok bool) {
+	if validate(m, c, l) != nil || m.BytesPerToken == 0 || l.RTT == 0 {
+		return 0, false
+	}
+	tc, missing := linearSecondsPerToken(m, c)
+	rate, _ := l.rate()
+	if missing != nil || rate == 0 {
+		return 0, false
+	}
+	tf := rate.seconds(float64(m.BytesPerToken))
+	if tc <= tf {
+		return 0, false
+	}
+	return l.RTT.Seconds() / (tc - tf), true
+}
