@@ -578,20 +578,16 @@ type OfferAnswer struct {
 	Slots []*SlotRef `protobuf:"bytes,3,rep,name=slots,proto3" json:"slots,omitempty"`
 	// Bytes from one slot to the next at the source.
 	StrideBytes int64 `protobuf:"varint,4,opt,name=stride_bytes,json=strideBytes,proto3" json:"stride_bytes,omitempty"`
-	// Lease; 0 in a dry run.
-	LeaseId uint64 `protobuf:"varint,5,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// Offer id, a random capability for reading these slots and for renew, end_offer and accuse; 16 bytes, empty in a dry run.
+	OfferId []byte `protobuf:"bytes,5,opt,name=offer_id,json=offerId,proto3" json:"offer_id,omitempty"`
 	// Time the lease holds without renewal.
 	LeaseTtl *durationpb.Duration `protobuf:"bytes,6,opt,name=lease_ttl,json=leaseTtl,proto3" json:"lease_ttl,omitempty"`
-	// Ticket in the source's egress queue; 0 in a dry run.
-	Ticket uint64 `protobuf:"varint,7,opt,name=ticket,proto3" json:"ticket,omitempty"`
-	// Bytes queued before this ticket on the source's links.
-	EgressBacklogBytes int64 `protobuf:"varint,8,opt,name=egress_backlog_bytes,json=egressBacklogBytes,proto3" json:"egress_backlog_bytes,omitempty"`
+	// Bytes queued on the source's links before this offer's ticket.
+	EgressBacklogBytes int64 `protobuf:"varint,7,opt,name=egress_backlog_bytes,json=egressBacklogBytes,proto3" json:"egress_backlog_bytes,omitempty"`
 	// Blocks of the prefix that the source holds.
-	BlocksAvailable int64 `protobuf:"varint,9,opt,name=blocks_available,json=blocksAvailable,proto3" json:"blocks_available,omitempty"`
+	BlocksAvailable int64 `protobuf:"varint,8,opt,name=blocks_available,json=blocksAvailable,proto3" json:"blocks_available,omitempty"`
 	// Layout of the source.
-	Layout *Layout `protobuf:"bytes,10,opt,name=layout,proto3" json:"layout,omitempty"`
-	// Fidelity of each block, when not all exact.
-	Fidelities    []Fidelity `protobuf:"varint,11,rep,packed,name=fidelities,proto3,enum=kvferry.v1.Fidelity" json:"fidelities,omitempty"`
+	Layout        *Layout `protobuf:"bytes,9,opt,name=layout,proto3" json:"layout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -654,11 +650,11 @@ func (x *OfferAnswer) GetStrideBytes() int64 {
 	return 0
 }
 
-func (x *OfferAnswer) GetLeaseId() uint64 {
+func (x *OfferAnswer) GetOfferId() []byte {
 	if x != nil {
-		return x.LeaseId
+		return x.OfferId
 	}
-	return 0
+	return nil
 }
 
 func (x *OfferAnswer) GetLeaseTtl() *durationpb.Duration {
@@ -666,13 +662,6 @@ func (x *OfferAnswer) GetLeaseTtl() *durationpb.Duration {
 		return x.LeaseTtl
 	}
 	return nil
-}
-
-func (x *OfferAnswer) GetTicket() uint64 {
-	if x != nil {
-		return x.Ticket
-	}
-	return 0
 }
 
 func (x *OfferAnswer) GetEgressBacklogBytes() int64 {
@@ -696,18 +685,11 @@ func (x *OfferAnswer) GetLayout() *Layout {
 	return nil
 }
 
-func (x *OfferAnswer) GetFidelities() []Fidelity {
-	if x != nil {
-		return x.Fidelities
-	}
-	return nil
-}
-
 // RenewCall keeps an offer's lease.
 type RenewCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The lease.
-	LeaseId uint64 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// The offer; 16 bytes.
+	OfferId []byte `protobuf:"bytes,1,opt,name=offer_id,json=offerId,proto3" json:"offer_id,omitempty"`
 	// Bytes of the offer still wanted.
 	BytesLeft     int64 `protobuf:"varint,2,opt,name=bytes_left,json=bytesLeft,proto3" json:"bytes_left,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -744,11 +726,11 @@ func (*RenewCall) Descriptor() ([]byte, []int) {
 	return file_kvferry_v1_peer_proto_rawDescGZIP(), []int{6}
 }
 
-func (x *RenewCall) GetLeaseId() uint64 {
+func (x *RenewCall) GetOfferId() []byte {
 	if x != nil {
-		return x.LeaseId
+		return x.OfferId
 	}
-	return 0
+	return nil
 }
 
 func (x *RenewCall) GetBytesLeft() int64 {
@@ -807,10 +789,8 @@ func (x *RenewAnswer) GetLeaseTtl() *durationpb.Duration {
 // EndOfferCall ends an offer.
 type EndOfferCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The lease.
-	LeaseId uint64 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
-	// The ticket.
-	Ticket        uint64 `protobuf:"varint,2,opt,name=ticket,proto3" json:"ticket,omitempty"`
+	// The offer; 16 bytes.
+	OfferId       []byte `protobuf:"bytes,1,opt,name=offer_id,json=offerId,proto3" json:"offer_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -845,18 +825,11 @@ func (*EndOfferCall) Descriptor() ([]byte, []int) {
 	return file_kvferry_v1_peer_proto_rawDescGZIP(), []int{8}
 }
 
-func (x *EndOfferCall) GetLeaseId() uint64 {
+func (x *EndOfferCall) GetOfferId() []byte {
 	if x != nil {
-		return x.LeaseId
+		return x.OfferId
 	}
-	return 0
-}
-
-func (x *EndOfferCall) GetTicket() uint64 {
-	if x != nil {
-		return x.Ticket
-	}
-	return 0
+	return nil
 }
 
 // EndOfferAnswer is empty.
@@ -1072,8 +1045,8 @@ func (x *HandOverAnswer) GetStaleTailTokens() int64 {
 // AccuseCall says that a page of an offered block does not verify.
 type AccuseCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The lease.
-	LeaseId uint64 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// The offer; 16 bytes.
+	OfferId []byte `protobuf:"bytes,1,opt,name=offer_id,json=offerId,proto3" json:"offer_id,omitempty"`
 	// The slot.
 	Slot          *SlotRef `protobuf:"bytes,2,opt,name=slot,proto3" json:"slot,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1110,11 +1083,11 @@ func (*AccuseCall) Descriptor() ([]byte, []int) {
 	return file_kvferry_v1_peer_proto_rawDescGZIP(), []int{12}
 }
 
-func (x *AccuseCall) GetLeaseId() uint64 {
+func (x *AccuseCall) GetOfferId() []byte {
 	if x != nil {
-		return x.LeaseId
+		return x.OfferId
 	}
-	return 0
+	return nil
 }
 
 func (x *AccuseCall) GetSlot() *SlotRef {
@@ -1308,31 +1281,25 @@ const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\fmigration_id\x18\x02 \x01(\tR\vmigrationId\x12*\n" +
 	"\x06layout\x18\x03 \x01(\v2\x12.kvferry.v1.LayoutR\x06layout\x12\x12\n" +
 	"\x04keys\x18\x04 \x03(\fR\x04keys\x12\x17\n" +
-	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"\xd1\x03\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"\x83\x03\n" +
 	"\vOfferAnswer\x12-\n" +
 	"\asession\x18\x01 \x01(\v2\x13.kvferry.v1.SessionR\asession\x12\x1b\n" +
 	"\tmemory_id\x18\x02 \x01(\rR\bmemoryId\x12)\n" +
 	"\x05slots\x18\x03 \x03(\v2\x13.kvferry.v1.SlotRefR\x05slots\x12!\n" +
 	"\fstride_bytes\x18\x04 \x01(\x03R\vstrideBytes\x12\x19\n" +
-	"\blease_id\x18\x05 \x01(\x04R\aleaseId\x126\n" +
-	"\tlease_ttl\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\x12\x16\n" +
-	"\x06ticket\x18\a \x01(\x04R\x06ticket\x120\n" +
-	"\x14egress_backlog_bytes\x18\b \x01(\x03R\x12egressBacklogBytes\x12)\n" +
-	"\x10blocks_available\x18\t \x01(\x03R\x0fblocksAvailable\x12*\n" +
-	"\x06layout\x18\n" +
-	" \x01(\v2\x12.kvferry.v1.LayoutR\x06layout\x124\n" +
-	"\n" +
-	"fidelities\x18\v \x03(\x0e2\x14.kvferry.v1.FidelityR\n" +
-	"fidelities\"E\n" +
+	"\boffer_id\x18\x05 \x01(\fR\aofferId\x126\n" +
+	"\tlease_ttl\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\x120\n" +
+	"\x14egress_backlog_bytes\x18\a \x01(\x03R\x12egressBacklogBytes\x12)\n" +
+	"\x10blocks_available\x18\b \x01(\x03R\x0fblocksAvailable\x12*\n" +
+	"\x06layout\x18\t \x01(\v2\x12.kvferry.v1.LayoutR\x06layout\"E\n" +
 	"\tRenewCall\x12\x19\n" +
-	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x1d\n" +
+	"\boffer_id\x18\x01 \x01(\fR\aofferId\x12\x1d\n" +
 	"\n" +
 	"bytes_left\x18\x02 \x01(\x03R\tbytesLeft\"E\n" +
 	"\vRenewAnswer\x126\n" +
-	"\tlease_ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\"A\n" +
+	"\tlease_ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\")\n" +
 	"\fEndOfferCall\x12\x19\n" +
-	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
-	"\x06ticket\x18\x02 \x01(\x04R\x06ticket\"\x10\n" +
+	"\boffer_id\x18\x01 \x01(\fR\aofferId\"\x10\n" +
 	"\x0eEndOfferAnswer\"\xeb\x01\n" +
 	"\fHandOverCall\x120\n" +
 	"\asession\x18\x01 \x01(\v2\x16.kvferry.v1.SessionRefR\asession\x12!\n" +
@@ -1349,7 +1316,7 @@ const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\x11stale_tail_tokens\x18\x04 \x01(\x03R\x0fstaleTailTokens\"P\n" +
 	"\n" +
 	"AccuseCall\x12\x19\n" +
-	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12'\n" +
+	"\boffer_id\x18\x01 \x01(\fR\aofferId\x12'\n" +
 	"\x04slot\x18\x02 \x01(\v2\x13.kvferry.v1.SlotRefR\x04slot\"(\n" +
 	"\fAccuseAnswer\x12\x18\n" +
 	"\adropped\x18\x01 \x01(\bR\adropped\"p\n" +
@@ -1397,7 +1364,6 @@ var file_kvferry_v1_peer_proto_goTypes = []any{
 	(*Session)(nil),             // 18: kvferry.v1.Session
 	(*SlotRef)(nil),             // 19: kvferry.v1.SlotRef
 	(*durationpb.Duration)(nil), // 20: google.protobuf.Duration
-	(Fidelity)(0),               // 21: kvferry.v1.Fidelity
 }
 var file_kvferry_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: kvferry.v1.PeerRequest.locate:type_name -> kvferry.v1.LocateCall
@@ -1421,17 +1387,16 @@ var file_kvferry_v1_peer_proto_depIdxs = []int32{
 	19, // 18: kvferry.v1.OfferAnswer.slots:type_name -> kvferry.v1.SlotRef
 	20, // 19: kvferry.v1.OfferAnswer.lease_ttl:type_name -> google.protobuf.Duration
 	17, // 20: kvferry.v1.OfferAnswer.layout:type_name -> kvferry.v1.Layout
-	21, // 21: kvferry.v1.OfferAnswer.fidelities:type_name -> kvferry.v1.Fidelity
-	20, // 22: kvferry.v1.RenewAnswer.lease_ttl:type_name -> google.protobuf.Duration
-	16, // 23: kvferry.v1.HandOverCall.session:type_name -> kvferry.v1.SessionRef
-	18, // 24: kvferry.v1.HandOverAnswer.grown:type_name -> kvferry.v1.Session
-	19, // 25: kvferry.v1.AccuseCall.slot:type_name -> kvferry.v1.SlotRef
-	16, // 26: kvferry.v1.YieldCall.session:type_name -> kvferry.v1.SessionRef
-	27, // [27:27] is the sub-list for method output_type
-	27, // [27:27] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	20, // 21: kvferry.v1.RenewAnswer.lease_ttl:type_name -> google.protobuf.Duration
+	16, // 22: kvferry.v1.HandOverCall.session:type_name -> kvferry.v1.SessionRef
+	18, // 23: kvferry.v1.HandOverAnswer.grown:type_name -> kvferry.v1.Session
+	19, // 24: kvferry.v1.AccuseCall.slot:type_name -> kvferry.v1.SlotRef
+	16, // 25: kvferry.v1.YieldCall.session:type_name -> kvferry.v1.SessionRef
+	26, // [26:26] is the sub-list for method output_type
+	26, // [26:26] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_kvferry_v1_peer_proto_init() }
