@@ -463,8 +463,9 @@ type ReserveBlocksRequest struct {
 	Tenant string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// Keys, in the order of the sequence; 1 to 65536.
 	Keys [][]byte `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`
-	// Blocks before the first key in the sequence; with it the daemon evicts tails before heads.
-	FirstPosition uint32 `protobuf:"varint,4,opt,name=first_position,json=firstPosition,proto3" json:"first_position,omitempty"`
+	// Key of the block before the first one; empty when the first key starts the sequence. With it the daemon evicts the
+	// tail of a sequence before its head.
+	ParentKey     []byte `protobuf:"bytes,4,opt,name=parent_key,json=parentKey,proto3" json:"parent_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -520,11 +521,11 @@ func (x *ReserveBlocksRequest) GetKeys() [][]byte {
 	return nil
 }
 
-func (x *ReserveBlocksRequest) GetFirstPosition() uint32 {
+func (x *ReserveBlocksRequest) GetParentKey() []byte {
 	if x != nil {
-		return x.FirstPosition
+		return x.ParentKey
 	}
-	return 0
+	return nil
 }
 
 // ReserveBlocksResponse has one entry a key, in order.
@@ -1884,12 +1885,13 @@ const file_kvferry_v1_engine_proto_rawDesc = "" +
 	"\n" +
 	"layout_pin\x18\a \x01(\fR\tlayoutPin\x12!\n" +
 	"\fpinned_bytes\x18\b \x01(\x03R\vpinnedBytes\x12\x19\n" +
-	"\bpin_note\x18\t \x01(\tR\apinNote\"\x86\x01\n" +
+	"\bpin_note\x18\t \x01(\tR\apinNote\"~\n" +
 	"\x14ReserveBlocksRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x12\n" +
-	"\x04keys\x18\x03 \x03(\fR\x04keys\x12%\n" +
-	"\x0efirst_position\x18\x04 \x01(\rR\rfirstPosition\"T\n" +
+	"\x04keys\x18\x03 \x03(\fR\x04keys\x12\x1d\n" +
+	"\n" +
+	"parent_key\x18\x04 \x01(\fR\tparentKey\"T\n" +
 	"\x15ReserveBlocksResponse\x12;\n" +
 	"\freservations\x18\x01 \x03(\v2\x17.kvferry.v1.ReservationR\freservations\"j\n" +
 	"\vReservation\x122\n" +

@@ -532,9 +532,9 @@ type Plan struct {
 	Winner Mode `protobuf:"varint,2,opt,name=winner,proto3,enum=kvferry.v1.Mode" json:"winner,omitempty"`
 	// The next best eligible mode; unspecified when there is none.
 	RunnerUp Mode `protobuf:"varint,3,opt,name=runner_up,json=runnerUp,proto3,enum=kvferry.v1.Mode" json:"runner_up,omitempty"`
-	// Runner-up's seconds minus the winner's; 0 when there is no runner-up.
+	// By how many seconds the winner is faster than the runner-up; 0 when there is no runner-up.
 	MarginSeconds float64 `protobuf:"fixed64,4,opt,name=margin_seconds,json=marginSeconds,proto3" json:"margin_seconds,omitempty"`
-	// Runner-up's seconds over the winner's; 0 when there is no runner-up.
+	// margin_seconds over the runner-up's seconds, 0 (equal) to 1; 0 when there is no runner-up.
 	MarginRatio float64 `protobuf:"fixed64,5,opt,name=margin_ratio,json=marginRatio,proto3" json:"margin_ratio,omitempty"`
 	// Why this one.
 	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
