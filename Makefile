@@ -1,0 +1,65 @@
+# kvferry: every target is at most three lines; what CI runs is .ci/run, which calls these targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help build demo test race fuzz lint fmt proto proto-check tidy-check dep-check cover clean ci
+
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.1.0-dev)
+LDFLAGS  := -X main.version=$(VERSION)
+TOOL     := go tool -modfile=tools.mod
+E2E_PKGS  = $(shell grep -rl --include='*_test.go' '^//go:build e2e' . | xargs -r -n1 dirname | sort -u)
+FUZZTIME ?= 10s
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build bin/kvferry and bin/kvferryd
+	go build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+
+demo: build ## move a session between two regions on this machine and prove it (about a minute)
+	bin/kvferry demo
+
+test: build ## unit, virtual-time and end-to-end tests (minutes)
+	go test -shuffle=on -p 2 -timeout 9m ./...
+	@test -n "$(E2E_PKGS)" || { echo "test: no package has '//go:build e2e' tests; there must be some" >&2; exit 1; }
+	go test -shuffle=on -p 1 -timeout 9m -tags e2e -count=1 -v $(E2E_PKGS)
+
+race: ## unit and virtual-time tests under the race detector, with invariants
+	go test -race -tags invariants -short -shuffle=on -p 2 -timeout 15m ./...
+
+fuzz: ## every fuzz target for FUZZTIME (10s)
+	FUZZTIME=$(FUZZTIME) .ci/fuzz
+
+lint: ## gofumpt, vet, staticcheck, buf lint
+	@out=$$($(TOOL) gofumpt -l .) && test -z "$$out" || { printf 'not formatted, run make fmt:\n%s\n' "$$out" >&2; exit 1; }
+	go vet ./... && go vet -tags e2e,invariants ./... && $(TOOL) staticcheck -tags e2e,invariants ./...
+	$(TOOL) buf lint
+
+fmt: ## format the Go code
+	$(TOOL) gofumpt -l -w .
+
+proto: bin/tools/protoc-gen-go bin/tools/protoc-gen-go-grpc ## regenerate proto/**/*.pb.go
+	PATH="$(CURDIR)/bin/tools:$$PATH" $(TOOL) buf generate $(if $(PROTO_OUT),-o $(PROTO_OUT))
+
+proto-check: ## fail when the committed generated code differs from what proto makes
+	.ci/proto-check
+
+tidy-check: ## fail when go.mod, go.sum or tools.mod are not tidy
+	.ci/tidy-check
+
+dep-check: ## the import table, the documents' names, and what CI's steps do
+	go test -count=1 ./internal/archtest/
+
+cover: ## coverage by package and in total
+	go test -p 2 -coverprofile=cover.out -coverpkg=./... ./... && go tool cover -func=cover.out | tail -1
+
+clean: ## remove what the other targets make
+	rm -rf bin dist cover.out
+
+ci: ## what CI runs
+	bash .ci/run
+
+bin/tools/protoc-gen-go: tools.mod
+	go build -modfile=tools.mod -o $@ google.golang.org/protobuf/cmd/protoc-gen-go
+
+bin/tools/protoc-gen-go-grpc: tools.mod
+	go build -modfile=tools.mod -o $@ google.golang.org/grpc/cmd/protoc-gen-go-grpc
