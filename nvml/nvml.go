@@ -84,6 +84,24 @@ const (
 	ThrottleOther                        // any other that slows a busy GPU
 )
 
+// String lists the reasons ("power|thermal"), "none" for 0.
+func (t Throttle) String() string {
+	text := ""
+	for i, name := range [...]string{"power", "thermal", "other"} {
+		if bit := Throttle(1) << i; t&bit != 0 {
+			text += "|" + name
+			t &^= bit
+		}
+	}
+	if t != 0 {
+		text += fmt.Sprintf("|%#x", uint32(t))
+	}
+	if text == "" {
+		return "none"
+	}
+	return text[1:]
+}
+
 // Reading is one value or the reason why there is none. The zero value is unavailable: "not sampled".
 type Reading[T any] struct {
 	value  T

@@ -19,7 +19,7 @@ type Decision struct {
 	MarginSeconds float64
 	// MarginRatio is MarginSeconds over the runner-up's seconds, from 0 (equal) to 1; 0 when both take no time.
 	MarginRatio float64
-	// DeadlineMissed says that the winner is expected to miss the deadline, as is every other mode.
+	// DeadlineMissed says that the winner is expected to miss the deadline, as is every other eligible mode.
 	DeadlineMissed bool
 	// LinkSource says where the goodput comes from: "measured 3s ago", "prior: configured 1 Gbps, not measured" or
 	// "unknown: ...".
@@ -56,7 +56,7 @@ func Decide(r Request, m Model, c Compute, l Link) (Decision, error) {
 	d.refuseUnrequested(r)
 	d.refuseIdleRecompute()
 	d.refuseLate(r, l)
-	d.choose()
+	d.choose(r.Only)
 	return d, nil
 }
 
@@ -102,13 +102,13 @@ func (d *Decision) refuseLate(r Request, l Link) {
 			d.Modes[i] = p.refused(RefusalDeadline, "misses the deadline of %v by %.4g s", r.Deadline, late[i])
 		default:
 			d.DeadlineMissed = true
-			d.Modes[i].Reason = fmt.Sprintf("misses the deadline of %v by %.4g s, as every mode does", r.Deadline, late[i])
+			d.Modes[i].Reason = fmt.Sprintf("misses the deadline of %v by %.4g s, as every eligible mode does", r.Deadline, late[i])
 		}
 	}
 }
 
 // choose ranks the eligible modes and fills in the winner, the margin and the reason.
-func (d *Decision) choose() {
+func (d *Decision) choose(only Mode) {
 	var ranked []ModePlan
 	for _, p := range d.Modes {
 		if p.Eligible {
@@ -122,7 +122,7 @@ func (d *Decision) choose() {
 	if len(ranked) == 0 {
 		d.Reason = "no mode is eligible"
 		for _, p := range d.Modes {
-			if p.Refusal != RefusalNotBuilt && p.Refusal != RefusalNotRequested {
+			if p.Mode == only || (only == ModeNone && p.Refusal != RefusalNotBuilt) {
 				d.Reason += fmt.Sprintf("; %v: %s", p.Mode, p.Reason)
 			}
 		}

@@ -52,7 +52,7 @@ func Fetch(r Request, m Model, l Link) ModePlan {
 	if l.EgressBacklog > 0 {
 		egress.Note = fmt.Sprintf("%v ahead in the source's queue", l.EgressBacklog)
 	}
-	unseen, stable := queueTerm(TermFetchQueue, 0, "unseen transfers", l.Queue)
+	unseen, stable := queueTerm(TermFetchQueue, 0, unseenNote(l.Queue), l.Queue)
 	if !stable {
 		return p.refused(RefusalUnstable, "Link.Queue has no steady state: utilization %g is not below 1", l.Queue.Utilization)
 	}
@@ -61,6 +61,13 @@ func Fetch(r Request, m Model, l Link) ModePlan {
 		moved.Note += fmt.Sprintf(", window cap of %d connection(s)", max(1, l.Stripes))
 	}
 	return p.priced(egress, unseen, rtt, rampTerm(l, rate, bytes), moved)
+}
+
+func unseenNote(q *MM1) string {
+	if q == nil {
+		return "no queue modelled"
+	}
+	return "unseen transfers"
 }
 
 // rampTerm is what slow start adds on a cold link.

@@ -48,7 +48,7 @@ type Refusal int
 const (
 	RefusalNone         Refusal = iota // eligible
 	RefusalNotBuilt                    // the planner does not plan this mode
-	RefusalMissingInput                // a figure is unknown; the plan is not priced
+	RefusalMissingInput                // a figure is unknown; not priced, but for redirect without its expected turns
 	RefusalInvalidInput                // an input is not valid; the plan is not priced ([Decide] returns the error instead)
 	RefusalUnstable                    // a queue has no steady state; the plan is not priced
 	RefusalNotAllowed                  // the caller has not allowed it
