@@ -1,0 +1,232 @@
+package kvstore
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Arena is shared, page-aligned host memory in slots of one block each, with the index, the leases and the eviction
+// policy over them. Safe for concurrent use. Close is owed.
+type Arena struct {
+	cfg       ArenaConfig
+	pin       Pin
+	pages     int   // a block
+	pageBytes int64 // a page
+	stride    int64 // a slot
+	mapping   *mapping
+	index     index
+
+	broken      atomic.Bool // a copy faulted
+	sumFailures atomic.Int64
+	touched     atomic.Int64 // bytes
+	pinned      atomic.Int64 // bytes
+	pinErr      atomic.Pointer[string]
+
+	stop  chan struct{} // closed by Close; ends the pinner
+	tasks sync.WaitGroup
+
+	idle *sync.Cond // on mu; mu.inflight reached zero
+	mu   struct {
+		sync.Mutex
+		closed    bool
+		closeDone chan struct{} // set by the first Close, closed when the memory is gone
+		slots     []slot
+		free      []uint32
+		tenants   map[Tenant]*tenantState
+		global    slotHeap
+		protected slotHeap
+		leases    map[LeaseID]*lease
+		expired   expiredLeases
+		states    [slotStates]int
+		leased    int // slots with a holder
+		stamp     uint64
+		evictions int64
+		inflight  int
+	}
+}
+
+// ArenaStats is a snapshot. SlotsFree + SlotsReserved + SlotsCommitted + SlotsDraining = SlotsTotal.
+type ArenaStats struct {
+	SlotsTotal     int
+	SlotsFree      int
+	SlotsReserved  int // being filled
+	SlotsCommitted int // readable
+	SlotsDraining  int // out of the index, waiting for readers, writers or leases
+	Leases         int
+	LeasedBlocks   int   // distinct slots that leases hold
+	Evictions      int64 // since opening
+	SumFailures    int64 // checksum mismatches since opening
+	Bytes          int64 // of the file
+	TouchedBytes   int64 // faulted in so far
+	PinnedBytes    int64 // locked so far
+	PinError       string
+	Broken         bool // memory faulted; every use is ErrArenaFault
+}
+
+// OpenArena creates and maps the arena's file. A file of the same name that no live process holds is removed first;
+// one that is held is ErrArenaInUse. Memory is touched and locked in the background. Other errors: *FieldError
+// (joined), *ArenaDirError, *ArenaSpaceError, or the system's. On error nothing is left behind.
+func OpenArena(cfg ArenaConfig) (*Arena, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("open arena: %w", err)
+	}
+	cfg = cfg.withDefaults()
+	a := &Arena{
+		cfg: cfg, pin: cfg.Layout.Pin(), pages: cfg.Layout.PagesPerBlock(),
+		pageBytes: cfg.Layout.PageBytes(), stride: cfg.Layout.Stride(), stop: make(chan struct{}),
+	}
+	n := int(cfg.Bytes / a.stride)
+	m, err := openMapping(cfg, int64(n)*a.stride)
+	if err != nil {
+		return nil, fmt.Errorf("open arena: %w", err)
+	}
+	a.mapping = m
+	a.index.init()
+	a.idle = sync.NewCond(&a.mu.Mutex)
+	a.mu.slots = make([]slot, n)
+	a.mu.free = make([]uint32, n)
+	base := randomGeneration()
+	for i := range n {
+		a.mu.slots[i] = slot{generation: base, heapAt: [heapCount]int32{-1, -1, -1}}
+		a.mu.free[i] = uint32(n - 1 - i) // low slots first: they are touched first
+	}
+	a.mu.states[slotFree] = n
+	a.mu.tenants = make(map[Tenant]*tenantState)
+	a.mu.leases = make(map[LeaseID]*lease)
+	a.mu.global.which, a.mu.protected.which = heapGlobal, heapProtected
+	a.tasks.Go(a.pinAll) // pinner: ends at the file's end or when stop closes
+	return a, nil
+}
+
+// randomGeneration starts each arena at its own generation, so that a reference from before a restart is stale.
+func randomGeneration() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // documented never to fail
+	return uint64(binary.LittleEndian.Uint32(b[:])) << 24
+}
+
+// Close waits for copies in progress, unmaps and unlinks the file. Idempotent; every caller waits. All other methods
+// return ErrClosed (or zero values) from then on.
+func (a *Arena) Close() error {
+	a.mu.Lock()
+	if a.mu.closed {
+		done := a.mu.closeDone
+		a.mu.Unlock()
+		<-done
+		return nil
+	}
+	a.mu.closed = true
+	a.mu.closeDone = make(chan struct{})
+	defer close(a.mu.closeDone)
+	close(a.stop)
+	for a.mu.inflight > 0 {
+		a.idle.Wait()
+	}
+	a.mu.Unlock()
+	a.tasks.Wait()
+	a.index.clear()
+	if err := a.mapping.close(); err != nil {
+		return fmt.Errorf("close arena: %w", err)
+	}
+	return nil
+}
+
+func (a *Arena) usableLocked() error {
+	if a.mu.closed {
+		return fmt.Errorf("arena %s: %w", a.cfg.Name, ErrClosed)
+	}
+	if a.broken.Load() {
+		return fmt.Errorf("arena %s: %w", a.cfg.Name, ErrArenaFault)
+	}
+	return nil
+}
+
+// Layout returns the arena's layout. Its slices must not be changed.
+func (a *Arena) Layout() Layout { return a.cfg.Layout }
+
+// Pin returns the layout's pin.
+func (a *Arena) Pin() Pin { return a.pin }
+
+// Path returns the arena's file, which engines map.
+func (a *Arena) Path() string { return a.mapping.path }
+
+// Slots returns the number of slots.
+func (a *Arena) Slots() int { return len(a.mu.slots) }
+
+// Stats returns a snapshot. After Close it shows the last state.
+func (a *Arena) Stats() ArenaStats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	st := ArenaStats{
+		SlotsTotal: len(a.mu.slots), SlotsFree: a.mu.states[slotFree], SlotsReserved: a.mu.states[slotReserved],
+		SlotsCommitted: a.mu.states[slotCommitted], SlotsDraining: a.mu.states[slotDraining],
+		Leases: len(a.mu.leases), LeasedBlocks: a.mu.leased, Evictions: a.mu.evictions,
+		SumFailures: a.sumFailures.Load(), Bytes: a.mapping.size, TouchedBytes: a.touched.Load(),
+		PinnedBytes: a.pinned.Load(), Broken: a.broken.Load(),
+	}
+	if p := a.pinErr.Load(); p != nil {
+		st.PinError = *p
+	}
+	return st
+}
+
+// Lookup returns what the index knows about a key, and its slot unless absent. It touches no recency, takes one read
+// lock and does not allocate. After Close or a fault everything is absent.
+func (a *Arena) Lookup(t Tenant, k BlockKey) (BlockState, SlotRef) {
+	if a.broken.Load() {
+		return BlockAbsent, SlotRef{}
+	}
+	e, ok := a.index.get(indexKey{t, k})
+	if !ok {
+		return BlockAbsent, SlotRef{}
+	}
+	return e.state, e.ref
+}
+
+// ReservationState is what became of one key of a Reserve call.
+type ReservationState uint8
+
+// The states of a Reservation.
+const (
+	// Reserved means that the caller fills the slot and then commits or aborts it.
+	Reserved ReservationState = iota + 1
+	// Present means that the block is committed already. The reference is not held: acquire the block to read it.
+	Present
+	// Pending means that another owner is filling the block.
+	Pending
+)
+
+// String returns "reserved", "present", "pending" or "reservation(n)".
+func (s ReservationState) String() string {
+	switch s {
+	case Reserved:
+		return "reserved"
+	case Present:
+		return "present"
+	case Pending:
+		return "pending"
+	default:
+		return fmt.Sprintf("reservation(%d)", uint8(s))
+	}
+}
+
+// Reservation is Reserve's answer for one key.
+type Reservation struct {
+	Key   BlockKey
+	State ReservationState
+	Ref   SlotRef
+}
+
+// now is the one place the arena reads the clock; leases are all that depends on it.
+func (a *Arena) now() time.Time { return time.Now() }
+
+// memory returns n pages of a slot from page first on.
+func (a *Arena) memory(slot uint32, first, n int) []byte {
+	off := int64(slot)*a.stride + int64(first)*a.pageBytes
+	end := off + int64(n)*a.pageBytes
+	return a.mapping.mem[off:end:end]
+}
