@@ -1,0 +1,115 @@
+package archtest
+
+// module is our module path.
+const module = "github.com/kvferry/kvferry"
+
+// scaffold only pins dependencies until the packages that use them exist. TODO(kvferry): remove with that folder.
+const scaffold = "internal/deps"
+
+// rule is one row of the import table. It binds production code: a package's imports, and theirs, all the way down.
+type rule struct {
+	// pkg is a folder; "x/..." is x and everything below. The longest match wins.
+	pkg string
+	// own are our packages that may be in its import graph, besides those that pkg itself matches; nil means none.
+	own []string
+	// deny are others that may not be in its import graph, by prefix.
+	deny []string
+	// onlyOthers, when not nil, are the only modules outside the standard library that may be in its import graph.
+	onlyOthers []string
+	// onlyStd, when not nil, are the only standard packages that it may import itself.
+	onlyStd []string
+	// anything switches off own.
+	anything bool
+	// planned packages do not exist yet; a row of one that does must drop the mark.
+	planned bool
+	// reason is why.
+	reason string
+}
+
+// domain packages never import one another; internal/daemon joins them.
+var domain = []string{"kvstore", "transfer/...", "planner", "nvml"}
+
+const (
+	grpcModule = "google.golang.org/grpc"
+	quicModule = "github.com/quic-go/quic-go"
+)
+
+// none is a list that allows nothing, where nil would allow everything.
+var none = []string{}
+
+var rules = []rule{
+	{
+		pkg: "planner", onlyStd: []string{"cmp", "errors", "fmt", "iter", "math", "slices", "time"}, onlyOthers: none,
+		reason: "the planner is pure values: the same inputs give the same plan, so it knows no clock, context, file, socket or log",
+	},
+	{
+		pkg: "planner/plannertest", own: []string{"planner"}, planned: true,
+		reason: "helpers for tests of the planner",
+	},
+	{
+		pkg: "kvstore", deny: []string{quicModule, grpcModule},
+		reason: "the store is memory and files: it can be used and tested without a network, an API or a policy",
+	},
+	{
+		pkg: "kvstore/kvstoretest", own: []string{"kvstore"}, deny: []string{quicModule, grpcModule}, planned: true,
+		reason: "the conformance suite needs the store and nothing else",
+	},
+	{
+		pkg: "transfer", own: []string{"transfer/..."}, deny: []string{grpcModule},
+		reason: "an agent moves registered memory: it declares its own small source and sink, and control messages are opaque payloads to it",
+	},
+	{
+		pkg: "transfer/wire", onlyOthers: []string{"github.com/klauspost/compress"},
+		reason: "the wire format is pure encoding and decoding over bytes",
+	},
+	{
+		pkg: "transfer/codec", onlyOthers: []string{"github.com/klauspost/compress"}, planned: true,
+		reason: "codecs are pure functions over bytes",
+	},
+	{
+		pkg: "transfer/udp", onlyOthers: []string{"golang.org/x/sys", "golang.org/x/net", "github.com/klauspost/reedsolomon"}, planned: true,
+		reason: "the socket only satisfies quic-go's interfaces, and must be testable without it",
+	},
+	{
+		pkg: "transfer/transfertest", own: []string{"transfer/..."}, deny: []string{grpcModule},
+		reason: "helpers for tests of links need links and nothing else",
+	},
+	{
+		pkg: "nvml", deny: []string{grpcModule, quicModule},
+		reason: "GPU readings are a driver binding and nothing of ours",
+	},
+	{
+		pkg:    "proto/...",
+		reason: "generated code depends on protobuf and gRPC only",
+	},
+	{
+		pkg: "internal/certs", onlyOthers: none,
+		reason: "certificates are used by tools, daemons and tests alike, so they bring nothing along",
+	},
+	{
+		pkg: "internal/archtest", onlyOthers: none,
+		reason: "it holds tests only",
+	},
+	{
+		pkg: "internal/daemon/...", own: append([]string{"proto/...", "internal/certs"}, domain...),
+		reason: "the daemon joins the domain packages; commands and benchmarks are built on it, not under it",
+	},
+	{
+		pkg: "bench/...", own: append([]string{"proto/...", "internal/certs", "internal/daemon/..."}, domain...),
+		reason: "benchmarks use what users use, and commands are built on them, not under them",
+	},
+	{
+		pkg: "bench/wan", onlyOthers: none,
+		reason: "the link model joins test bubbles and processes of any package, so it brings nothing along",
+	},
+	{
+		pkg: "cmd/...", anything: true,
+		reason: "commands may use anything",
+	},
+}
+
+// protoImporters are who may import the generated types directly.
+var protoImporters = []string{"internal/daemon/...", "bench/...", "cmd/...", "proto/..."}
+
+// clockNames are what the planner may not use of package time: they read or wait for a clock.
+var clockNames = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTimer", "NewTicker"}
