@@ -1,0 +1,131 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/quic-go/quic-go"
+
+	"github.com/kvferry/kvferry/transfer/wire"
+)
+
+// accept takes connections until the listener closes.
+func (a *Agent) accept() {
+	for {
+		conn, err := a.listener.Accept(a.ctx)
+		if err != nil {
+			return
+		}
+		a.wg.Go(func() { a.welcome(conn) })
+	}
+}
+
+// welcome reads the hello of an accepted connection and joins it to its link. A
+// refusal is said in words first, and the connection closed with its code when
+// the peer has gone, or after a while.
+func (a *Agent) welcome(conn *quic.Conn) {
+	ctx, cancel := context.WithTimeoutCause(a.ctx, a.cfg.HandshakeTimeout, ErrUnreachable)
+	defer cancel()
+	err := a.greet(ctx, conn)
+	if err == nil {
+		return
+	}
+	a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "connection refused",
+		slog.String("remote", conn.RemoteAddr().String()), slog.Any("error", err))
+	select {
+	case <-conn.Context().Done():
+	case <-ctx.Done():
+	}
+	_ = conn.CloseWithError(quic.ApplicationErrorCode(codeOf(err)), clip(err.Error(), 256))
+}
+
+func (a *Agent) greet(ctx context.Context, conn *quic.Conn) error {
+	stream, err := conn.AcceptStream(ctx)
+	if err != nil {
+		return fmt.Errorf("accept control stream: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = stream.SetDeadline(time.Now()) })
+	defer stop()
+	s := &stripe{conn: conn, stream: stream}
+	link, peer, err := a.identifyLink(s)
+	ack := wire.HelloAnswer{Code: uint16(codeOf(err)), Name: string(a.cfg.Name), Incarnation: a.cfg.Incarnation}
+	if err != nil {
+		ack.Message = clip(err.Error(), wire.MaxMessage)
+	}
+	body, encErr := wire.AppendHelloAnswer(nil, ack)
+	if encErr != nil {
+		return errors.Join(err, encErr)
+	}
+	if werr := writeHello(stream, a.cfg.version, body); werr != nil || err != nil {
+		return errors.Join(err, werr)
+	}
+	if !stop() { // the deadline may have been set: the stream cannot be used
+		return context.Cause(ctx)
+	}
+	return link.join(s, peer)
+}
+
+// identifyLink finds out who dialled and for which link.
+func (a *Agent) identifyLink(s *stripe) (*Link, Peer, error) {
+	p, body, err := readHello(s.stream)
+	if err != nil {
+		return nil, Peer{}, err
+	}
+	if p.Version != a.cfg.version {
+		return nil, Peer{}, &VersionError{Ours: a.cfg.version, Theirs: p.Version}
+	}
+	h, err := wire.DecodeHello(body)
+	if err != nil {
+		return nil, Peer{}, err
+	}
+	certs := s.conn.ConnectionState().TLS.PeerCertificates
+	if len(certs) == 0 { // RequireAndVerifyClientCert
+		return nil, Peer{}, fmt.Errorf("no certificate: %w", ErrPeerIdentity)
+	}
+	id, err := a.cfg.Identify(certs[0])
+	if err != nil {
+		return nil, Peer{}, fmt.Errorf("%w: %w", ErrPeerIdentity, err)
+	}
+	if id != PeerID(h.Name) {
+		return nil, Peer{}, fmt.Errorf("%w: it calls itself %q, its certificate names %q", ErrPeerIdentity, h.Name, id)
+	}
+	s.number = h.Stripe
+	peer := Peer{ID: id, Incarnation: h.Incarnation}
+	l, err := a.acceptedLink(peer, h.Nonce)
+	return l, peer, err
+}
+
+// acceptedLink returns the link that a stripe belongs to. A peer with another
+// incarnation than its links has restarted: those links are ended.
+func (a *Agent) acceptedLink(peer Peer, nonce wire.Nonce) (*Link, error) {
+	var old []*Link
+	var found *Link
+	a.mu.Lock()
+	for l := range a.mu.links {
+		switch p := l.Peer(); {
+		case p.ID != peer.ID:
+		case p.Incarnation != "" && p.Incarnation != peer.Incarnation:
+			old = append(old, l)
+		case !l.dialled && l.nonce == nonce:
+			found = l
+		}
+	}
+	if found == nil && !a.mu.closed {
+		found = newLink(a, peer.ID, nonce, nil)
+		found.mu.peer = peer
+		a.mu.links[found] = struct{}{}
+		a.metrics.links.Inc()
+		defer found.pushMetadata()
+	}
+	a.mu.Unlock()
+	for _, l := range old {
+		l.end(fmt.Errorf("peer %q: %w", peer.ID, ErrPeerRestarted), CodePeerRestarted)
+	}
+	if found == nil {
+		return nil, fmt.Errorf("agent: %w", ErrClosed)
+	}
+	return found, nil
+}

@@ -1,0 +1,247 @@
+package transfer
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvferry/kvferry/transfer/wire"
+)
+
+const (
+	pageMissing = iota
+	pageLanding
+	pageVerified
+)
+
+// maxResets bounds how often a page is asked for again because its stream was
+// reset or cut short, which no healthy peer does often.
+const maxResets = 16
+
+// intake is the receiving half of a transfer: of a read that was started here,
+// or of a peer's write.
+type intake struct {
+	ending
+	pairs
+	link     *Link
+	key      flowKey
+	remote   *beginning // what the peer was told, of a read
+	notify   []byte     // for this side, of a peer's write
+	onLanded func(pair, firstPage, pages int)
+
+	// Guarded by ending's lock.
+	state      []uint8
+	done       int
+	bytesDone  int64
+	again      map[int]*asked
+	lost       []uint32 // stripes that were lost on the way
+	retried    int
+	duplicates int
+	firstAt    time.Time // when the first page was verified
+	firstBytes int64
+	lastAt     time.Time // of the last progress
+}
+
+// asked counts the requests for one page after the first.
+type asked struct{ bad, reset int }
+
+func newIntake(l *Link, key flowKey, p pairs) *intake {
+	return &intake{pairs: p, link: l, key: key, state: make([]uint8, p.pages()), again: make(map[int]*asked)}
+}
+
+// check holds a chunk header against the transfer it names.
+func (in *intake) check(h *wire.ChunkHeader) error {
+	if int(h.Pair) >= len(in.descs) {
+		return fmt.Errorf("chunk of descriptor %d of %d: %w", h.Pair, len(in.descs), ErrProtocol)
+	}
+	d, mem := in.descs[h.Pair], in.mems[h.Pair]
+	if uint64(h.FirstPage)+uint64(h.Pages) > uint64(d.Pages) {
+		return fmt.Errorf("chunk of pages %d+%d of %d: %w", h.FirstPage, h.Pages, d.Pages, ErrProtocol)
+	}
+	if uint64(h.RawLength) != uint64(h.Pages)*uint64(mem.PageBytes) {
+		return fmt.Errorf("chunk of %d bytes for %d pages of %d: %w", h.RawLength, h.Pages, mem.PageBytes, ErrProtocol)
+	}
+	return nil
+}
+
+// land verifies one page and places it. It reports whether the page must be
+// asked for again; over says that the transfer takes no more.
+func (in *intake) land(pair, page int, p []byte, sum uint32) (bad, over bool) {
+	n := in.base[pair] + page
+	in.Lock()
+	if in.decided {
+		in.Unlock()
+		return false, true
+	}
+	if in.state[n] != pageMissing {
+		in.duplicates++
+		in.Unlock()
+		in.link.agent.metrics.duplicates.Inc()
+		return false, false
+	}
+	in.state[n] = pageLanding
+	in.busy++
+	in.Unlock()
+	defer in.leave()
+
+	err := in.place(pair, page, p, sum)
+	in.Lock()
+	if err != nil {
+		in.state[n] = pageMissing
+		in.Unlock()
+		if !errors.Is(err, ErrChecksumMismatch) {
+			in.finish(err)
+			return false, true
+		}
+		in.link.agent.metrics.mismatches.Inc()
+		if in.note(n, true) > 1 {
+			in.finish(err)
+			return false, true
+		}
+		return true, false
+	}
+	in.state[n] = pageVerified
+	in.done++
+	in.bytesDone += int64(len(p))
+	in.lastAt = time.Now()
+	if in.done == 1 {
+		in.firstAt, in.firstBytes = in.lastAt, in.bytesDone
+	}
+	complete := in.done == len(in.state)
+	in.wake()
+	in.Unlock()
+	if in.onLanded != nil {
+		in.onLanded(pair, page, 1)
+	}
+	if complete {
+		in.finish(nil)
+	}
+	return false, complete
+}
+
+func (in *intake) place(pair, page int, p []byte, sum uint32) error {
+	mem := in.mems[pair]
+	if !mem.enter() {
+		return &ChunkError{Transfer: in.key.id, Pair: pair, Page: page, Err: ErrUnknownMemory}
+	}
+	defer mem.leave()
+	if err := mem.Sink.LandPage(pair, in.descs[pair], page, p, sum); err != nil {
+		return &ChunkError{Transfer: in.key.id, Pair: pair, Page: page, Err: err}
+	}
+	return nil
+}
+
+// note counts one more request for page n and returns how many of its kind
+// there have been.
+func (in *intake) note(n int, bad bool) int {
+	in.Lock()
+	defer in.Unlock()
+	a := in.again[n]
+	if a == nil {
+		a = new(asked)
+		in.again[n] = a
+	}
+	in.retried++
+	if bad {
+		a.bad++
+		return a.bad
+	}
+	a.reset++
+	return a.reset
+}
+
+// cutShort asks again for pages [first, first+pages) of pair, whose stream ended
+// before they arrived.
+func (in *intake) cutShort(pair, first, pages int, stripe uint32) {
+	var missing []int
+	for i := range pages {
+		n := in.base[pair] + first + i
+		in.Lock()
+		skip := in.decided || in.state[n] != pageMissing
+		in.Unlock()
+		if skip {
+			continue
+		}
+		if in.note(n, false) > maxResets {
+			in.finish(&ChunkError{Transfer: in.key.id, Pair: pair, Page: first + i, Err: fmt.Errorf("reset %d times: %w", maxResets, ErrProtocol)})
+			return
+		}
+		missing = append(missing, n)
+	}
+	in.ask(wire.ReasonBadPage, stripe, missing)
+}
+
+// stripeLost asks again for what is missing of the chunks that the peer sent
+// over a lost stripe.
+func (in *intake) stripeLost(stripe uint32) {
+	in.Lock()
+	if in.decided {
+		in.Unlock()
+		return
+	}
+	if !slices.Contains(in.lost, stripe) {
+		in.lost = append(in.lost, stripe)
+	}
+	missing := in.missing()
+	in.Unlock()
+	in.ask(wire.ReasonStripeLost, stripe, missing)
+}
+
+// resync repeats every request that may have been lost with a control stream.
+func (in *intake) resync() {
+	in.Lock()
+	if in.decided {
+		in.Unlock()
+		return
+	}
+	missing, lost := in.missing(), slices.Clone(in.lost)
+	var bad []int
+	for n := range in.again {
+		if in.state[n] == pageMissing {
+			bad = append(bad, n)
+		}
+	}
+	in.Unlock()
+	for _, stripe := range lost {
+		in.ask(wire.ReasonStripeLost, stripe, missing)
+	}
+	slices.Sort(bad)
+	in.ask(wire.ReasonBadPage, 0, bad)
+}
+
+func (in *intake) missing() []int {
+	var out []int
+	for n, s := range in.state {
+		if s == pageMissing {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// ask requests ascending pages over the control stream.
+func (in *intake) ask(reason wire.Reason, stripe uint32, pages []int) {
+	for len(pages) > 0 {
+		base := pages[0]
+		n := 0
+		for n < len(pages) && pages[n]-base < wire.MaxBits {
+			n++
+		}
+		m := wire.Again{Reason: reason, Stripe: stripe, Base: uint32(base), Pages: wire.NewBitmap(pages[n-1] - base + 1)}
+		for _, p := range pages[:n] {
+			m.Pages.Set(p - base)
+		}
+		pages = pages[n:]
+		payload, err := wire.AppendAgain(nil, m)
+		if err != nil {
+			in.finish(fmt.Errorf("ask again: %w", err))
+			return
+		}
+		in.link.agent.metrics.retries.Add(float64(m.Pages.Count()))
+		in.link.push(wire.TypeAgain, in.key.flags(), in.key.id, payload)
+	}
+}
+
+// finish ends the intake for a reason that arose here.
+func (in *intake) finish(err error) bool { return in.end(err, false) }

@@ -1,0 +1,63 @@
+package transfer
+
+import (
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are the agent's counters and gauges. They work without a Registerer.
+type metrics struct {
+	registerer prometheus.Registerer
+	all        []prometheus.Collector
+
+	bytesSent, bytesReceived              prometheus.Counter
+	mismatches, retries, duplicates, late prometheus.Counter
+	links, stripes                        prometheus.Gauge
+	transfers                             *prometheus.CounterVec // by op and state
+}
+
+func newMetrics(r prometheus.Registerer) (*metrics, error) {
+	m := &metrics{registerer: r}
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Namespace: "kvferry", Subsystem: "transfer", Name: name, Help: help})
+		m.all = append(m.all, c)
+		return c
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "kvferry", Subsystem: "transfer", Name: name, Help: help})
+		m.all = append(m.all, g)
+		return g
+	}
+	m.bytesSent = counter("sent_bytes_total", "Page bytes written to connections, repeats included.")
+	m.bytesReceived = counter("received_bytes_total", "Page bytes read from connections, repeats included.")
+	m.mismatches = counter("checksum_mismatches_total", "Pages that did not verify.")
+	m.retries = counter("page_retries_total", "Pages asked for again.")
+	m.duplicates = counter("duplicate_pages_total", "Pages that arrived more than once and were dropped.")
+	m.late = counter("late_chunks_total", "Chunks of transfers that were over, dropped.")
+	m.links = gauge("links", "Live links, dialled and accepted.")
+	m.stripes = gauge("stripes", "Live connections.")
+	m.transfers = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "kvferry", Subsystem: "transfer",
+		Name: "transfers_total", Help: "Transfers started here that reached a terminal state."}, []string{"op", "state"})
+	m.all = append(m.all, m.transfers)
+	if r == nil {
+		return m, nil
+	}
+	for i, c := range m.all {
+		if err := r.Register(c); err != nil {
+			m.all = m.all[:i]
+			m.unregister()
+			return nil, errors.Join(err, errors.New("give each agent of a process a Registerer of its own, see prometheus.WrapRegistererWith"))
+		}
+	}
+	return m, nil
+}
+
+func (m *metrics) unregister() {
+	if m.registerer == nil {
+		return
+	}
+	for _, c := range m.all {
+		m.registerer.Unregister(c)
+	}
+}

@@ -1,0 +1,188 @@
+package transfer
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/quic-go/quic-go"
+
+	"github.com/kvferry/kvferry/transfer/wire"
+)
+
+// outflow is the sending half of a transfer: of a peer's read, or of a write
+// that was started here.
+type outflow struct {
+	ending
+	pairs
+	link    *Link
+	key     flowKey
+	token   []byte     // for Source
+	notify  []byte     // for this side, of a peer's read
+	remote  *beginning // what the peer was told, of a write
+	started bool       // the peer is ready, of a write; guarded by ending's lock
+
+	chunkBase []int // ordinal of the first chunk of each descriptor; one more at the end
+	streams   map[*quic.SendStream]struct{}
+	landed    int       // pages that the peer says are verified, of a write
+	lastAt    time.Time // of the last progress
+
+	// sched is guarded by the scheduler's lock.
+	sched struct {
+		dead     bool
+		next     int      // ordinal of the first chunk never taken
+		nextPair int      // its descriptor
+		again    []chunk  // to be sent once more
+		stripeOf []uint32 // the stripe that took a chunk last, by ordinal; 0: none
+	}
+}
+
+func newOutflow(l *Link, key flowKey, p pairs, token, notify []byte) *outflow {
+	f := &outflow{pairs: p, link: l, key: key, token: token, notify: notify, streams: make(map[*quic.SendStream]struct{})}
+	f.chunkBase = make([]int, len(p.descs)+1)
+	for i, d := range p.descs {
+		n := p.chunkPages(i, l.agent.cfg.ChunkBytes)
+		f.chunkBase[i+1] = f.chunkBase[i] + (int(d.Pages)+n-1)/n
+	}
+	f.sched.stripeOf = make([]uint32, f.chunkBase[len(p.descs)])
+	return f
+}
+
+// pending, pendingBytes and pop are called under the scheduler's lock.
+func (f *outflow) pending() bool {
+	return len(f.sched.again) > 0 || f.sched.next < len(f.sched.stripeOf)
+}
+
+func (f *outflow) pendingBytes() int64 {
+	var n int64
+	for _, c := range f.sched.again {
+		n += c.bytes()
+	}
+	pair := f.sched.nextPair
+	for ord := f.sched.next; ord < len(f.sched.stripeOf); ord++ {
+		for ord >= f.chunkBase[pair+1] {
+			pair++
+		}
+		n += f.whole(pair, ord).bytes()
+	}
+	return n
+}
+
+// whole returns the chunk of an ordinal of descriptor pair.
+func (f *outflow) whole(pair, ordinal int) chunk {
+	n := f.chunkPages(pair, f.link.agent.cfg.ChunkBytes)
+	first := (ordinal - f.chunkBase[pair]) * n
+	return chunk{flow: f, ordinal: ordinal, pair: pair, first: first, pages: min(n, int(f.descs[pair].Pages)-first)}
+}
+
+func (f *outflow) pop(stripe uint32, only bool) (chunk, bool) {
+	for i, c := range f.sched.again {
+		if only || c.avoid != stripe {
+			f.sched.again = slices.Delete(f.sched.again, i, i+1)
+			return c, true
+		}
+	}
+	if f.sched.next == len(f.sched.stripeOf) {
+		return chunk{}, false
+	}
+	for f.sched.next >= f.chunkBase[f.sched.nextPair+1] {
+		f.sched.nextPair++
+	}
+	c := f.whole(f.sched.nextPair, f.sched.next)
+	f.sched.next++
+	return c, true
+}
+
+// runs cuts the pages of a request at the borders of chunks.
+func (f *outflow) runs(m wire.Again) []chunk {
+	var out []chunk
+	for i := 0; i < m.Pages.Len(); i++ {
+		n := int(m.Base) + i
+		if !m.Pages.Has(i) || n >= f.pages() {
+			continue
+		}
+		pair, page := f.locate(n)
+		size := f.chunkPages(pair, f.link.agent.cfg.ChunkBytes)
+		ord := f.chunkBase[pair] + page/size
+		if k := len(out) - 1; k >= 0 && out[k].ordinal == ord && out[k].first+out[k].pages == page {
+			out[k].pages++
+			continue
+		}
+		c := chunk{flow: f, ordinal: ord, pair: pair, first: page, pages: 1}
+		if m.Reason == wire.ReasonBadPage {
+			c.avoid = m.Stripe
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// handleAgain queues what the receiving side asks for.
+func (f *outflow) handleAgain(m wire.Again) {
+	runs := f.runs(m)
+	if m.Reason == wire.ReasonStripeLost {
+		f.link.sched.againLost(runs, m.Stripe)
+		return
+	}
+	f.link.sched.again(runs)
+}
+
+// read fills dst with the pages of c. It returns ErrClosed when the flow is over.
+func (f *outflow) read(c chunk, dst []byte, sums []uint32) error {
+	if !f.enter() {
+		return ErrClosed
+	}
+	defer f.leave()
+	mem := f.mems[c.pair]
+	if !mem.enter() {
+		return &ChunkError{Transfer: f.key.id, Pair: c.pair, Page: c.first, Err: ErrUnknownMemory}
+	}
+	defer mem.leave()
+	if err := mem.Source.ReadPages(f.token, c.pair, f.descs[c.pair], c.first, dst, sums); err != nil {
+		return &ChunkError{Transfer: f.key.id, Pair: c.pair, Page: c.first, Err: err}
+	}
+	return nil
+}
+
+// track notes an open stream so that the end of the flow resets it; false: the
+// flow is over.
+func (f *outflow) track(s *quic.SendStream) bool {
+	f.Lock()
+	defer f.Unlock()
+	if f.decided {
+		return false
+	}
+	f.streams[s] = struct{}{}
+	return true
+}
+
+func (f *outflow) untrack(s *quic.SendStream) {
+	f.Lock()
+	defer f.Unlock()
+	delete(f.streams, s)
+}
+
+// finish ends the flow for a reason that arose here; finishAs says whether the
+// peer gave it. Chunks that wait are dropped and open streams reset.
+func (f *outflow) finish(err error) bool { return f.finishAs(err, false) }
+
+func (f *outflow) finishAs(err error, byPeer bool) bool {
+	if !f.end(err, byPeer) {
+		return false
+	}
+	f.link.sched.stop(f)
+	f.Lock()
+	code := CodeCancelled
+	if err != nil && !errors.Is(err, ErrCancelled) {
+		code = codeOf(err)
+	}
+	open := make([]*quic.SendStream, 0, len(f.streams))
+	for s := range f.streams {
+		open = append(open, s)
+	}
+	f.Unlock()
+	for _, s := range open {
+		s.CancelWrite(quic.StreamErrorCode(code))
+	}
+	return true
+}

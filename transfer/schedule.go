@@ -1,0 +1,165 @@
+package transfer
+
+import (
+	"slices"
+	"sync"
+)
+
+// chunk is a piece of work for a sender: a run of pages of one descriptor.
+type chunk struct {
+	flow    *outflow
+	ordinal int // of the chunk that the run lies in
+	pair    int
+	first   int
+	pages   int
+	avoid   uint32 // a stripe that should not carry it, 0: none
+}
+
+func (c chunk) bytes() int64 { return int64(c.pages) * int64(c.flow.mems[c.pair].PageBytes) }
+
+// scheduler hands the chunks of a link's outflows to whichever stripe asks, one
+// chunk an outflow in turn. Priority classes, tenants' weights and hedging have
+// their place in take.
+type scheduler struct {
+	mu      sync.Mutex
+	work    *sync.Cond
+	ring    []*outflow // those with chunks to send, next first
+	live    map[uint32]bool
+	queued  int64 // bytes not yet taken
+	writing int64 // bytes taken and not yet accepted by a connection
+	closed  bool
+}
+
+func (q *scheduler) init() {
+	q.work = sync.NewCond(&q.mu)
+	q.live = make(map[uint32]bool)
+}
+
+func (q *scheduler) addStripe(number uint32) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.live[number] = true
+}
+
+// dropStripe has the stripe's senders stop. Chunks that it carried are asked for
+// again by the receiving side, which knows what arrived.
+func (q *scheduler) dropStripe(number uint32) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.live, number)
+	q.work.Broadcast()
+}
+
+func (q *scheduler) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed = true
+	q.work.Broadcast()
+}
+
+// start queues every chunk of f.
+func (q *scheduler) start(f *outflow) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if f.sched.dead || q.closed {
+		return
+	}
+	q.queued += f.bytes()
+	q.ring = append(q.ring, f)
+	q.work.Broadcast()
+}
+
+// stop forgets the chunks of f that no sender has taken.
+func (q *scheduler) stop(f *outflow) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if f.sched.dead {
+		return
+	}
+	f.sched.dead = true
+	if i := slices.Index(q.ring, f); i >= 0 {
+		q.ring = slices.Delete(q.ring, i, i+1)
+		q.queued -= f.pendingBytes()
+	}
+}
+
+// take waits for a chunk for the stripe; false: the stripe or link is gone.
+func (q *scheduler) take(stripe uint32) (chunk, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for {
+		if q.closed || !q.live[stripe] {
+			return chunk{}, false
+		}
+		for i, f := range q.ring {
+			c, ok := f.pop(stripe, len(q.live) == 1)
+			if !ok {
+				continue
+			}
+			q.ring = slices.Delete(q.ring, i, i+1)
+			if f.pending() {
+				q.ring = append(q.ring, f)
+			}
+			f.sched.stripeOf[c.ordinal] = stripe
+			q.queued -= c.bytes()
+			q.writing += c.bytes()
+			return c, true
+		}
+		q.work.Wait()
+	}
+}
+
+// sent accounts for a chunk that left. lost says that its connection broke
+// under it: it is queued again unless the receiving side already asked.
+func (q *scheduler) sent(c chunk, stripe uint32, lost bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.writing -= c.bytes()
+	if lost && c.flow.sched.stripeOf[c.ordinal] == stripe {
+		c.avoid = 0
+		q.requeue(c)
+	}
+}
+
+// again queues runs that the receiving side asks for.
+func (q *scheduler) again(runs []chunk) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, c := range runs {
+		q.requeue(c)
+	}
+}
+
+// againLost queues those of runs whose chunk went over the lost stripe.
+func (q *scheduler) againLost(runs []chunk, stripe uint32) int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n := 0
+	for _, c := range runs {
+		if c.flow.sched.stripeOf[c.ordinal] == stripe {
+			q.requeue(c)
+			n++
+		}
+	}
+	return n
+}
+
+func (q *scheduler) requeue(c chunk) {
+	f := c.flow
+	if f.sched.dead || q.closed {
+		return
+	}
+	if !f.pending() {
+		q.ring = append(q.ring, f)
+	}
+	f.sched.again = append(f.sched.again, c)
+	q.queued += c.bytes()
+	q.work.Broadcast()
+}
+
+// backlog returns the bytes that wait to leave.
+func (q *scheduler) backlog() int64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.queued + q.writing
+}

@@ -1,0 +1,99 @@
+package transfer
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/quic-go/quic-go"
+
+	"github.com/kvferry/kvferry/transfer/wire"
+)
+
+// chunkBuffer holds one chunk with its header on its way out, or one page on its
+// way in.
+type chunkBuffer struct {
+	b    []byte
+	sums []uint32
+}
+
+func (c *chunkBuffer) grow(bytes, sums int) {
+	if cap(c.b) < bytes {
+		c.b = make([]byte, bytes)
+	}
+	c.b = c.b[:bytes]
+	if cap(c.sums) < sums {
+		c.sums = make([]uint32, sums)
+	}
+	c.sums = c.sums[:sums]
+}
+
+// sendChunks is one of the senders of a stripe: it takes the next chunk of the
+// link and writes it on a stream of its own, until the stripe or link ends. The
+// write blocks while the connection cannot send, so chunks go to whichever
+// stripe can.
+func (l *Link) sendChunks(s *stripe) {
+	for {
+		c, ok := l.sched.take(s.number)
+		if !ok {
+			return
+		}
+		lost, err := l.sendChunk(s, c)
+		l.sched.sent(c, s.number, lost)
+		if err != nil {
+			c.flow.finish(err)
+		}
+	}
+}
+
+// sendChunk sends one chunk. lost: the connection broke under it. An error is a
+// fault of the source and fails the transfer.
+func (l *Link) sendChunk(s *stripe, c chunk) (lost bool, err error) {
+	f := c.flow
+	buf := l.agent.outBuffers.Get().(*chunkBuffer)
+	defer l.agent.outBuffers.Put(buf)
+	head, raw := wire.ChunkBytes(c.pages), int(c.bytes())
+	buf.grow(head+raw, c.pages)
+	if err := f.read(c, buf.b[head:], buf.sums); err != nil {
+		if errors.Is(err, ErrClosed) && f.hasEnded() {
+			return false, nil
+		}
+		return false, err
+	}
+	h := wire.ChunkHeader{
+		Codec: wire.CodecRaw, Pages: uint32(c.pages), Transfer: f.key.id, Pair: uint32(c.pair),
+		FirstPage: uint32(c.first), RawLength: uint32(raw), WireLength: uint32(raw),
+	}
+	if f.key.own {
+		h.Flags = wire.FlagChunkOwn
+	}
+	if err := wire.PutChunkHeader(buf.b, &h, buf.sums); err != nil {
+		return false, fmt.Errorf("encode chunk: %w", err)
+	}
+	stream, err := s.conn.OpenUniStreamSync(s.conn.Context())
+	if err != nil {
+		return true, nil
+	}
+	// Streams of one urgency go out in the order they were opened, so that a
+	// chunk is whole before the next one begins. Classes of transfers become
+	// urgencies here.
+	stream.SetPriority(3, false)
+	if !f.track(stream) {
+		stream.CancelWrite(quic.StreamErrorCode(CodeCancelled))
+		return false, nil
+	}
+	defer f.untrack(stream)
+	if _, err := stream.Write(buf.b); err != nil {
+		// A reset by either end is an answer: the receiver asks for what it
+		// misses. Everything else is the connection's end.
+		_, reset := errors.AsType[*quic.StreamError](err)
+		return !reset, nil
+	}
+	if err := stream.Close(); err != nil {
+		return false, nil // reset by the flow's end, at the same time
+	}
+	l.agent.metrics.bytesSent.Add(float64(raw))
+	if hook := l.agent.cfg.OnServed; hook != nil && !f.key.own {
+		hook(l.Peer(), f.token, int64(raw), false)
+	}
+	return false, nil
+}

@@ -1,0 +1,111 @@
+// Package wire is the byte format that two kvferry agents speak over QUIC: pure
+// encoders, decoders and validators, without any I/O.
+//
+// # Usage
+//
+// Every frame has an Append function (or method), which validates and appends
+// to a caller's buffer, and a Decode function, which takes exactly the frame's
+// bytes. Frames of variable size have a fixed part whose length is a constant
+// (PreambleBytes, FrameHeaderBytes, ChunkFixedBytes); a reader takes that first
+// and learns from it how many bytes follow.
+//
+// All integers are big-endian. Decoders check every length against a constant
+// bound before they allocate, refuse trailing bytes, unknown flags and non-zero
+// reserved bits, and accept exactly one encoding of every value: what a decoder
+// accepts, the encoder turns back into the same bytes.
+//
+// # Preamble, 8 bytes
+//
+// The first bytes of the bidirectional stream of every connection, in both
+// directions. Its shape never changes, whatever the version.
+//
+//	offset size field
+//	0      4    magic "kvfy"
+//	4      2    protocol version
+//	6      2    bytes of the hello (or hello answer) that follow
+//
+// # Hello, follows the preamble from the dialler
+//
+//	0      16   link nonce, one for all the stripes of a link
+//	16     4    stripe number, unique and increasing in a link
+//	20     1+n  name: length, UTF-8 bytes
+//	..     1+n  incarnation: length, UTF-8 bytes
+//
+// # Hello answer, follows the preamble from the listener
+//
+//	0      2    code: 0 accepted, otherwise a code of the transfer package
+//	2      1+n  name
+//	..     1+n  incarnation
+//	..     2+n  message: why it was refused, and what to do
+//
+// # Control frame header, 16 bytes, then the payload
+//
+//	0      1    type (Type)
+//	1      1    flags: bit 0 FlagOwn, the id was issued by the frame's sender
+//	2      2    reserved, 0
+//	4      4    payload bytes, at most MaxPayload
+//	8      8    id: of the call or of the transfer
+//
+// # Begin payload, one or more frames a transfer
+//
+//	0      1    operation: 1 read, 2 write
+//	1      1    flags: bit 0 more frames follow
+//	2      2    token bytes (first frame only), at most MaxToken
+//	4      4    notify bytes (first frame only), at most MaxNotify
+//	8      4    index of the first descriptor in this frame
+//	12     4    number of descriptors in this frame
+//	16     n    token
+//	..     n    notify
+//	..     24n  descriptors: memory 4, pages 4, offset 8, generation 8
+//
+// # Again payload: pages asked for once more
+//
+//	0      1    reason: 1 the stripe was lost, 2 the page was bad
+//	1      3    reserved, 0
+//	4      4    stripe number the reason speaks of
+//	8      4    page number of bit 0, counted over all descriptors in order
+//	12     4    number of bits n, at most MaxBits
+//	16     ..   bitmap, (n+7)/8 bytes, bit i is bit i%8 of byte i/8, spare bits 0
+//
+// # Failure payload: an error that crosses the wire
+//
+//	0      2    code
+//	2      2    reserved, 0
+//	4      4    descriptor index, NoIndex when the error is of no descriptor
+//	8      4    page in the descriptor, NoIndex likewise
+//	12     2+n  message
+//	..     4+n  details, opaque
+//
+// # Progress payload, 8 bytes
+//
+//	0      8    pages verified so far
+//
+// # Metadata payload
+//
+//	0      2    protocol version
+//	2      1+n  name
+//	..     1+n  incarnation
+//	..     4    number of memories
+//	..     20n  memories: id 4, page bytes 4, flags 4 (bit 0 readable, 1 writable), length 8
+//
+// # Chunk header, 32 bytes and 4 a page, then the chunk's payload
+//
+//	0      1    chunk format version, 1
+//	1      1    codec: 0 raw, and no other
+//	2      2    flags: bit 0 FlagChunkOwn, the transfer's id was issued by the chunk's sender
+//	4      4    pages n, 1 to MaxChunkPages
+//	8      8    transfer id
+//	16     4    descriptor index
+//	20     4    first page in the descriptor
+//	24     4    raw bytes of the pages, at most MaxChunkBytes
+//	28     4    bytes on the wire; with codec raw equal to the raw bytes
+//	32     4n   checksum of each page
+//
+// # Concurrency
+//
+// Every function is safe for concurrent use on distinct buffers.
+//
+// # Limitations
+//
+// One protocol version. Codec raw only; the codec byte keeps the place of others.
+package wire
