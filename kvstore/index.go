@@ -71,17 +71,6 @@ func (x *index) remove(k indexKey, ref SlotRef) bool {
 	return true
 }
 
-func (x *index) len() int {
-	n := 0
-	for i := range x.shards {
-		s := &x.shards[i]
-		s.mu.RLock()
-		n += len(s.mu.entries)
-		s.mu.RUnlock()
-	}
-	return n
-}
-
 func (x *index) clear() {
 	for i := range x.shards {
 		s := &x.shards[i]

@@ -20,7 +20,7 @@ type mapping struct {
 const allocateChunk = 64 << 20 // fallocate on tmpfs starts over when a signal comes: keep each call short
 
 // openMapping creates the arena's file with size bytes and maps it.
-func openMapping(cfg ArenaConfig, size int64) (m *mapping, err error) {
+func openMapping(cfg ArenaConfig, size int64) (*mapping, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(cfg.Dir, &fs); err != nil {
 		return nil, &os.PathError{Op: "statfs", Path: cfg.Dir, Err: err}
@@ -42,26 +42,31 @@ func openMapping(cfg ArenaConfig, size int64) (m *mapping, err error) {
 	if err != nil {
 		return nil, err
 	}
-	m = &mapping{path: path, file: file, size: size}
-	defer func() {
-		if err != nil {
-			_ = m.close() // the first error says more
-		}
-	}()
-	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, ErrArenaInUse)
-	}
-	if err := m.share(cfg.GroupID); err != nil {
+	m := &mapping{path: path, file: file, size: size}
+	if err := m.set(cfg); err != nil {
+		_ = m.close() // the first error says more
 		return nil, err
-	}
-	if err := m.allocate(cfg.Dir); err != nil {
-		return nil, err
-	}
-	m.mem, err = unix.Mmap(int(file.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return nil, &os.PathError{Op: "mmap", Path: path, Err: err}
 	}
 	return m, nil
+}
+
+// set locks, shares, allocates and maps a file just created. On error the caller closes m.
+func (m *mapping) set(cfg ArenaConfig) error {
+	if err := unix.Flock(int(m.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return fmt.Errorf("%s: %w", m.path, ErrArenaInUse)
+	}
+	if err := m.share(cfg.GroupID); err != nil {
+		return err
+	}
+	if err := m.allocate(cfg.Dir); err != nil {
+		return err
+	}
+	mem, err := unix.Mmap(int(m.file.Fd()), 0, int(m.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return &os.PathError{Op: "mmap", Path: m.path, Err: err}
+	}
+	m.mem = mem
+	return nil
 }
 
 func fsType(fs unix.Statfs_t) int64 { return int64(uint32(fs.Type)) }

@@ -1,0 +1,155 @@
+package kvstore
+
+import (
+	"errors"
+	"fmt"
+)
+
+// CheckInvariants recounts everything the arena keeps incrementally and compares.
+func (a *Arena) CheckInvariants() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mu.closed {
+		return nil
+	}
+	var errs []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	var states [slotStates]int
+	used := map[Tenant]int{}
+	children := map[uint32]int32{}
+	leased, candidates, protected, indexed := 0, 0, 0, 0
+	for i := range a.mu.slots {
+		s := &a.mu.slots[i]
+		states[s.state]++
+		if s.state != slotFree {
+			used[s.key.tenant]++
+			if p := a.parentLocked(s); p != noSlot {
+				children[p]++
+			}
+		}
+		if len(s.holders) > 0 {
+			leased++
+			check(s.state == slotCommitted || s.state == slotDraining, "slot %d: leased in state %d", i, s.state)
+		}
+		for _, id := range s.holders {
+			check(a.mu.leases[id] != nil, "slot %d: held by unknown lease", i)
+		}
+		check(s.listed() == s.evictable(), "slot %d: listed %v, evictable %v", i, s.listed(), s.evictable())
+		if s.listed() {
+			candidates++
+			check(a.mu.global.items[s.heapAt[heapGlobal]] == uint32(i), "slot %d: misplaced in global heap", i)
+			check(a.mu.tenants[s.key.tenant].heap.items[s.heapAt[heapTenant]] == uint32(i), "slot %d: misplaced in tenant heap", i)
+			check(s.protected == (s.heapAt[heapProtected] >= 0), "slot %d: protected %v", i, s.protected)
+			if s.protected {
+				protected++
+			}
+		}
+		if s.indexed {
+			indexed++
+			e, ok := a.index.get(s.key)
+			want := BlockLanding
+			if s.state == slotCommitted {
+				want = BlockPresent
+			}
+			check(ok && e.ref == a.refLocked(uint32(i)) && e.state == want, "slot %d: index says %v", i, e)
+			check(s.state == slotReserved || s.state == slotCommitted, "slot %d: indexed in state %d", i, s.state)
+		} else {
+			check(s.state != slotCommitted, "slot %d: committed and not indexed", i)
+		}
+	}
+	for i := range a.mu.slots {
+		if s := &a.mu.slots[i]; s.state != slotFree {
+			check(s.children == children[uint32(i)], "slot %d: %d children, counted %d", i, s.children, children[uint32(i)])
+		}
+	}
+	entries := 0
+	for i := range a.index.shards {
+		entries += len(a.index.shards[i].mu.entries)
+	}
+	check(entries == indexed, "index has %d entries, %d slots are indexed", entries, indexed)
+	check(states == a.mu.states, "states %v, counted %v", a.mu.states, states)
+	check(len(a.mu.free) == states[slotFree], "free list %d, counted %d", len(a.mu.free), states[slotFree])
+	check(leased == a.mu.leased, "leased %d, counted %d", a.mu.leased, leased)
+	check(candidates == len(a.mu.global.items), "candidates %d, counted %d", len(a.mu.global.items), candidates)
+	check(protected == len(a.mu.protected.items), "protected %d, counted %d", len(a.mu.protected.items), protected)
+	check(len(used) == len(a.mu.tenants), "tenants %d, counted %d", len(a.mu.tenants), len(used))
+	for t, n := range used {
+		check(a.mu.tenants[t] != nil && a.mu.tenants[t].used == n, "tenant %q: counted %d", t, n)
+	}
+	for _, h := range []*slotHeap{&a.mu.global, &a.mu.protected} {
+		errs = append(errs, h.check(a.mu.slots))
+	}
+	for _, t := range a.mu.tenants {
+		errs = append(errs, t.heap.check(a.mu.slots))
+	}
+	return errors.Join(errs...)
+}
+
+func (h *slotHeap) check(slots []slot) error {
+	for at := 1; at < len(h.items); at++ {
+		if evictionOrder(&slots[h.items[(at-1)/2]], &slots[h.items[at]]) > 0 {
+			return fmt.Errorf("heap %d: item %d is before its parent", h.which, at)
+		}
+	}
+	return nil
+}
+
+// EvictionOrder returns the keys of all candidates, the next victim first, by sorting and not by the heap.
+func (a *Arena) EvictionOrder() []BlockKey {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var keys []BlockKey
+	left := append([]uint32(nil), a.mu.global.items...)
+	for len(left) > 0 {
+		least := 0
+		for i := range left {
+			if evictionOrder(&a.mu.slots[left[i]], &a.mu.slots[left[least]]) < 0 {
+				least = i
+			}
+		}
+		keys = append(keys, a.mu.slots[left[least]].key.key)
+		left = append(left[:least], left[least+1:]...)
+	}
+	return keys
+}
+
+// HoldSlot pretends that a copy is in progress until the returned function is called.
+func (a *Arena) HoldSlot(ref SlotRef) (release func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.beginLocked(ref.Slot)
+	return func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.endLocked(ref.Slot)
+	}
+}
+
+// DecodeEncodeRecord decodes b and encodes it again.
+func DecodeEncodeRecord(b []byte) ([]byte, error) {
+	r, err := decodeRecord(b)
+	if err != nil {
+		return nil, err
+	}
+	return r.encode()
+}
+
+// EncodeSession returns the stored form of s with n hand-overs.
+func EncodeSession(s Session, n int) []byte {
+	r := record{session: s}
+	for i := range n {
+		r.moves = append(r.moves, move{Migration: fmt.Sprint("m", i), To: "node-b", Epoch: uint64(i + 2), Version: 1})
+	}
+	b, err := r.encode()
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// BreakDisk makes every later write of the store fail.
+func (s *Sessions) BreakDisk() { _ = s.db.Close() }
