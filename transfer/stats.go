@@ -21,7 +21,8 @@ type LinkStats struct {
 	// their share. Meaningless unless GoodputKnown.
 	Goodput        float64
 	GoodputSamples int
-	GoodputKnown   bool // at least one sample
+	GoodputKnown   bool          // at least one sample
+	GoodputAge     time.Duration // since the last sample
 	// QueuedBytes is the egress backlog: page bytes of transfers that wait here
 	// to be written.
 	QueuedBytes int64
@@ -39,6 +40,9 @@ func (l *Link) Stats() LinkStats {
 		Stripes: len(l.mu.stripes), QueuedBytes: l.sched.backlog(), Since: l.started,
 		Transfers: len(l.mu.intakes) + len(l.mu.outflows), Calls: len(l.mu.calls),
 		Goodput: l.mu.goodput.value, GoodputSamples: l.mu.goodput.samples, GoodputKnown: l.mu.goodput.samples > 0,
+	}
+	if s.GoodputKnown {
+		s.GoodputAge = time.Since(l.mu.goodput.last)
 	}
 	for _, st := range l.mu.stripes {
 		c := st.conn.ConnectionStats()
@@ -72,6 +76,7 @@ func (p *pastStripes) add(c quic.ConnectionStats) {
 type goodput struct {
 	value   float64
 	samples int
+	last    time.Time
 }
 
 // minGoodputBytes is the least that a transfer must move to be a sample: less
@@ -88,5 +93,5 @@ func (g *goodput) sample(bytes int64, d time.Duration) {
 	} else {
 		g.value += 0.3 * (rate - g.value)
 	}
-	g.samples++
+	g.samples, g.last = g.samples+1, time.Now()
 }

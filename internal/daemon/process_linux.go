@@ -115,6 +115,7 @@ func watchProcess(p *localProcess, exited func()) (stop func(), err error) {
 		})
 		if err == nil && died {
 			exited()
+			_ = file.Close()
 		}
 	})
 	return func() {

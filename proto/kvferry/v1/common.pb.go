@@ -560,7 +560,7 @@ type Session struct {
 	OwnerNodeId string `protobuf:"bytes,5,opt,name=owner_node_id,json=ownerNodeId,proto3" json:"owner_node_id,omitempty"`
 	// Fencing number; rises by one at each hand-over; starts at 1.
 	Epoch uint64 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Rises by one at each publish within an epoch; starts at 1.
+	// Rises by one at each publish; starts at 1.
 	Version uint64 `protobuf:"varint,7,opt,name=version,proto3" json:"version,omitempty"`
 	// The proxy's own monotonic re-pin number of the last move; 0 before the first.
 	RepinSeq uint64 `protobuf:"varint,8,opt,name=repin_seq,json=repinSeq,proto3" json:"repin_seq,omitempty"`

@@ -628,8 +628,8 @@ type LinkStatus struct {
 	PacketsLost int64 `protobuf:"varint,13,opt,name=packets_lost,json=packetsLost,proto3" json:"packets_lost,omitempty"`
 	// Bytes queued for sending.
 	EgressBacklogBytes int64 `protobuf:"varint,14,opt,name=egress_backlog_bytes,json=egressBacklogBytes,proto3" json:"egress_backlog_bytes,omitempty"`
-	// Open data streams.
-	Streams       int64 `protobuf:"varint,15,opt,name=streams,proto3" json:"streams,omitempty"`
+	// Transfers that run, started by either side.
+	Transfers     int64 `protobuf:"varint,15,opt,name=transfers,proto3" json:"transfers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -762,9 +762,9 @@ func (x *LinkStatus) GetEgressBacklogBytes() int64 {
 	return 0
 }
 
-func (x *LinkStatus) GetStreams() int64 {
+func (x *LinkStatus) GetTransfers() int64 {
 	if x != nil {
-		return x.Streams
+		return x.Transfers
 	}
 	return 0
 }
@@ -819,7 +819,7 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\x0eblocks_present\x18\x02 \x01(\x03R\rblocksPresent\"\x12\n" +
 	"\x10ListLinksRequest\"A\n" +
 	"\x11ListLinksResponse\x12,\n" +
-	"\x05links\x18\x01 \x03(\v2\x16.kvferry.v1.LinkStatusR\x05links\"\xab\x04\n" +
+	"\x05links\x18\x01 \x03(\v2\x16.kvferry.v1.LinkStatusR\x05links\"\xaf\x04\n" +
 	"\n" +
 	"LinkStatus\x12$\n" +
 	"\x04peer\x18\x01 \x01(\v2\x10.kvferry.v1.NodeR\x04peer\x12\x18\n" +
@@ -838,8 +838,8 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"bytes_sent\x18\v \x01(\x03R\tbytesSent\x12%\n" +
 	"\x0ebytes_received\x18\f \x01(\x03R\rbytesReceived\x12!\n" +
 	"\fpackets_lost\x18\r \x01(\x03R\vpacketsLost\x120\n" +
-	"\x14egress_backlog_bytes\x18\x0e \x01(\x03R\x12egressBacklogBytes\x12\x18\n" +
-	"\astreams\x18\x0f \x01(\x03R\astreams2\xed\x01\n" +
+	"\x14egress_backlog_bytes\x18\x0e \x01(\x03R\x12egressBacklogBytes\x12\x1c\n" +
+	"\ttransfers\x18\x0f \x01(\x03R\ttransfers2\xed\x01\n" +
 	"\rRegionService\x12?\n" +
 	"\x06Status\x12\x19.kvferry.v1.StatusRequest\x1a\x1a.kvferry.v1.StatusResponse\x12Q\n" +
 	"\fListSessions\x12\x1f.kvferry.v1.ListSessionsRequest\x1a .kvferry.v1.ListSessionsResponse\x12H\n" +

@@ -1,0 +1,269 @@
+package daemon
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvferry/kvferry/internal/certs"
+	"github.com/kvferry/kvferry/kvstore"
+	"github.com/kvferry/kvferry/nvml"
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+	"github.com/kvferry/kvferry/transfer"
+)
+
+// Parts are what a daemon is assembled from. Nil parts are made from the Config; tests bring in-memory ones.
+type Parts struct {
+	// Local is the listener of engines and local clients. Default: the unix socket listen.unix.
+	Local net.Listener
+	// Remote is the listener of proxies and operators, without TLS around it. Default: TCP on listen.grpc.
+	Remote net.Listener
+	// Admin is the HTTP listener. Default: TCP on listen.admin.
+	Admin net.Listener
+	// Packets is the socket that peers dial. Default: UDP on listen.quic.
+	Packets net.PacketConn
+	// DialPacket opens the socket of one dialled stripe. Default: UDP.
+	DialPacket func(context.Context) (net.PacketConn, error)
+	// TLS holds the certificate and the CA, for QUIC and gRPC. Default: from tls.* of the Config.
+	TLS *tls.Config
+	// Log takes events. Default: none.
+	Log *slog.Logger
+	// Version is reported by Status.
+	Version string
+	// NoState keeps the session directory in memory only, for tests.
+	NoState bool
+}
+
+// Daemon is one running node. Open starts it, Close ends it.
+type Daemon struct {
+	cfg         Config
+	self        kvstore.NodeID
+	incarnation string
+	version     string
+	started     time.Time
+	log         *slog.Logger
+	registry    *prometheus.Registry
+	metrics     *metrics
+
+	agent      *transfer.Agent
+	sessions   *kvstore.Sessions
+	engines    *engines
+	offers     *offers
+	links      *links
+	migrations *migrations
+	yields     *yields
+	sampler    nvml.Sampler
+	servers    *servers
+
+	closing   chan struct{} // closed when Close begins
+	closeOnce sync.Once
+	closeErr  error
+	wg        sync.WaitGroup // sweeper, background calls
+}
+
+var errShutdown = errors.New("the daemon is shutting down")
+
+func newID() string { return rand.Text() }
+
+// Open starts a daemon. cfg is copied; it need not have its defaults. On error nothing is left running.
+func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
+	cfg = cfg.WithDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if parts.TLS == nil {
+		if err := cfg.validateTLS(); err != nil {
+			return nil, err
+		}
+		material, err := certs.Load(certs.Files{CA: cfg.TLS.CA, Cert: cfg.TLS.Cert, Key: cfg.TLS.Key})
+		if err != nil {
+			return nil, err
+		}
+		parts.TLS = material.ServerConfig()
+		parts.TLS.RootCAs = parts.TLS.ClientCAs
+	}
+	if parts.Log == nil {
+		parts.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := checkIdentity(cfg, parts.TLS); err != nil {
+		return nil, err
+	}
+	d := &Daemon{
+		cfg: cfg, self: kvstore.NodeID(cfg.Node.ID), incarnation: newID(), version: parts.Version, started: time.Now(),
+		log: parts.Log, registry: prometheus.NewRegistry(), closing: make(chan struct{}),
+		offers: newOffers(cfg.Migration.LeaseTTL), migrations: newMigrations(cfg.Migration), yields: newYields(), sampler: nvml.Unavailable("GPU readings are not built into this version"),
+	}
+	defer func() {
+		if err != nil {
+			_ = d.Close()
+		}
+	}()
+	if err := d.openSessions(parts.NoState); err != nil {
+		return nil, err
+	}
+	if err := d.openAgent(parts); err != nil {
+		return nil, err
+	}
+	d.engines = newEngines(cfg.Node.ID, cfg.Arena, d.agent, d.offers, d.log)
+	d.links = newLinks(cfg, d.agent)
+	d.metrics = newMetrics(d.registry, d)
+	if d.servers, err = d.serve(parts); err != nil {
+		return nil, err
+	}
+	d.wg.Go(d.sweep) // owner: d; ends when closing
+	d.log.LogAttrs(context.Background(), slog.LevelInfo, "daemon started", slog.String("node_id", cfg.Node.ID), slog.String("region_id", cfg.Node.Region),
+		slog.String("incarnation", d.incarnation), slog.String("quic", d.agent.Addr().String()))
+	return d, nil
+}
+
+// checkIdentity holds the configured names to those in the certificate: peers believe the certificate.
+func checkIdentity(cfg Config, t *tls.Config) error {
+	if len(t.Certificates) == 0 || len(t.Certificates[0].Certificate) == 0 {
+		return &ConfigError{"tls.cert", "no certificate", "this node's certificate"}
+	}
+	leaf, err := x509.ParseCertificate(t.Certificates[0].Certificate[0])
+	if err != nil {
+		return fmt.Errorf("parse tls.cert: %w", err)
+	}
+	region, node, err := certs.Identity(leaf)
+	if err != nil {
+		return fmt.Errorf("tls.cert: %w", err)
+	}
+	if region != cfg.Node.Region || node != cfg.Node.ID {
+		return &ConfigError{
+			"node.id, node.region", fmt.Sprintf("%q, %q", cfg.Node.ID, cfg.Node.Region),
+			fmt.Sprintf("what the certificate says (%q, %q); issue another with `kvferry certs issue`, or change the configuration", node, region),
+		}
+	}
+	return nil
+}
+
+// identify names a peer by its certificate.
+func identify(c *x509.Certificate) (transfer.PeerID, error) {
+	_, node, err := certs.Identity(c)
+	return transfer.PeerID(node), err
+}
+
+func (d *Daemon) openSessions(memoryOnly bool) error {
+	path := ""
+	if !memoryOnly {
+		if err := os.MkdirAll(d.cfg.StateDir, 0o700); err != nil {
+			return fmt.Errorf("create state_dir: %w", err)
+		}
+		path = filepath.Join(d.cfg.StateDir, "sessions.db")
+	}
+	var err error
+	d.sessions, err = kvstore.OpenSessions(path, d.self)
+	return err
+}
+
+func (d *Daemon) openAgent(parts Parts) error {
+	conn := parts.Packets
+	if conn == nil {
+		var err error
+		if conn, err = net.ListenPacket("udp", d.cfg.Listen.QUIC); err != nil {
+			return fmt.Errorf("listen on listen.quic: %w", err)
+		}
+	}
+	agent, err := transfer.Open(transfer.Config{
+		Name: transfer.PeerID(d.cfg.Node.ID), Incarnation: d.incarnation, Conn: conn, DialPacket: parts.DialPacket, TLS: parts.TLS, Identify: identify,
+		Stripes: d.cfg.Link.Stripes, ConnectTimeout: d.cfg.Link.ConnectTimeout, ProgressTimeout: d.cfg.Link.ProgressTimeout,
+		Handler: d.answerPeer, OnServed: func(_ transfer.Peer, token []byte, bytes int64, _ bool) { d.offers.served(token, bytes) },
+		Logger: d.log, Registerer: d.registry,
+	})
+	if err != nil {
+		_ = conn.Close()
+		return err
+	}
+	d.agent = agent
+	return nil
+}
+
+// sweepEvery is how often expired leases and offers are looked for.
+const sweepEvery = time.Second
+
+func (d *Daemon) sweep() {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-d.closing:
+			return
+		case now := <-tick.C:
+			for _, of := range d.offers.sweep(now) {
+				d.log.LogAttrs(context.Background(), slog.LevelWarn, "offer expired", slog.String("peer", string(of.peer)), slog.String("migration_id", of.migration))
+			}
+			for _, e := range d.engines.list() {
+				e.arena.ExpireLeases(now)
+			}
+			d.yieldPending()
+		}
+	}
+}
+
+// endOffer tells the source that an offer is done with, in the background: the caller does not wait for it, and a
+// source that can't be told lets the offer expire.
+func (d *Daemon) endOffer(ctx context.Context, link *transfer.Link, id []byte) {
+	if link == nil || len(id) == 0 {
+		return
+	}
+	ctx = context.WithoutCancel(ctx) // the release is owed on every path
+	d.wg.Go(func() {                 // owner: d; ends within the call time-out
+		_, err := d.callPeer(ctx, link, &pb.PeerRequest{Call: &pb.PeerRequest_EndOffer{EndOffer: &pb.EndOfferCall{OfferId: id}}})
+		if err != nil {
+			d.log.LogAttrs(ctx, slog.LevelWarn, "end offer", slog.String("peer", string(link.Peer().ID)), slog.Any("error", err))
+		}
+	})
+}
+
+// gpu is the GPU's state for people.
+func (d *Daemon) gpu(ctx context.Context) string {
+	snap, err := d.sampler.Sample(ctx)
+	if err != nil {
+		return "unavailable: " + err.Error()
+	}
+	return snap.String()
+}
+
+// Addr is the UDP address that peers dial.
+func (d *Daemon) Addr() net.Addr { return d.agent.Addr() }
+
+// Incarnation is this start's id.
+func (d *Daemon) Incarnation() string { return d.incarnation }
+
+// Close stops admitting calls, ends migrations, and closes links, arenas and the directory, in this order. It waits,
+// and may be called more than once.
+func (d *Daemon) Close() error {
+	d.closeOnce.Do(func() {
+		close(d.closing)
+		var errs []error
+		d.migrations.close() // each sends its source an end-offer
+		if d.servers != nil {
+			d.servers.close()
+		}
+		d.wg.Wait()
+		if d.agent != nil {
+			errs = append(errs, d.agent.Close())
+		}
+		if d.engines != nil {
+			errs = append(errs, d.engines.close())
+		}
+		if d.sessions != nil {
+			errs = append(errs, d.sessions.Close())
+		}
+		errs = append(errs, d.sampler.Close())
+		d.closeErr = errors.Join(errs...)
+	})
+	return d.closeErr
+}

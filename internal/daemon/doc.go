@@ -1,0 +1,17 @@
+// Package daemon joins the domain packages into kvferryd: gRPC services, the migration state machine, the session
+// directory, offers and egress tickets, links to peers, and the admin HTTP server.
+//
+// # Usage
+//
+// Open starts a node from a Config; Close ends it in the order given in ARCHITECTURE.md. Parts replaces sockets and
+// certificates for tests, which run two whole nodes in one testing/synctest bubble.
+//
+// # Concurrency
+//
+// Each migration has one driver goroutine (migration.run), which alone moves its state machine (next). Everyone else
+// reads snapshots. Methods of Daemon are safe for concurrent use.
+//
+// # Limitations
+//
+// One node a region, peer directory, fetch, recompute and redirect. Hybrid and background are refused by name.
+package daemon

@@ -1,0 +1,335 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+
+	"github.com/kvferry/kvferry/kvstore"
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+	"github.com/kvferry/kvferry/transfer"
+)
+
+// engine is one registered engine: an arena, and the processes that write into it. It outlives its processes, so that
+// an engine that restarts finds its blocks again.
+type engine struct {
+	id           string
+	layout       kvstore.Layout
+	arena        *kvstore.Arena
+	memory       transfer.MemoryID
+	world        int
+	arenaBytes   int64
+	writeThrough bool
+	mu           struct {
+		sync.Mutex
+		software string // name and version, as registered last
+		speed    *pb.PrefillSpeed
+		subs     map[*subscriber]struct{}
+		procs    map[int]func() // pid -> stop watching
+	}
+}
+
+// owner is who holds what the engine's processes reserve and acquire. It is per process, so that a dead rank's
+// holdings can be told from a live one's.
+func (e *engine) owner(pid int) kvstore.Owner {
+	return kvstore.Owner(fmt.Sprintf("engine/%s/%d", e.id, pid))
+}
+
+func (e *engine) speed() *pb.PrefillSpeed {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.mu.speed
+}
+
+// subscriber is one Events stream. Its queue is bounded: an engine that does not read loses its stream and
+// must look its state up again.
+type subscriber struct {
+	events chan *pb.EventsResponse
+	lost   chan struct{} // closed when the queue overflowed
+	once   sync.Once
+}
+
+// subscriberQueue holds the landing of a long session block by block with room to spare.
+const subscriberQueue = 1024
+
+func (e *engine) subscribe() (*subscriber, func()) {
+	s := &subscriber{events: make(chan *pb.EventsResponse, subscriberQueue), lost: make(chan struct{})}
+	e.mu.Lock()
+	e.mu.subs[s] = struct{}{}
+	e.mu.Unlock()
+	return s, func() {
+		e.mu.Lock()
+		delete(e.mu.subs, s)
+		e.mu.Unlock()
+	}
+}
+
+// publish hands ev to every subscriber without waiting.
+func (e *engine) publish(ev *pb.EventsResponse) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for s := range e.mu.subs {
+		select {
+		case s.events <- ev:
+		default:
+			s.once.Do(func() { close(s.lost) })
+		}
+	}
+}
+
+// engines is the registry.
+type engines struct {
+	cfg    ArenaConfig
+	node   string // in file names: several daemons may share a host
+	agent  *transfer.Agent
+	offers *offers
+	log    *slog.Logger
+	mu     struct {
+		sync.Mutex
+		byID   map[string]*engine
+		bytes  int64 // of all arenas, those being opened included
+		closed bool
+	}
+}
+
+func newEngines(node string, cfg ArenaConfig, agent *transfer.Agent, offers *offers, log *slog.Logger) *engines {
+	e := &engines{node: node, cfg: cfg, agent: agent, offers: offers, log: log}
+	e.mu.byID = map[string]*engine{}
+	return e
+}
+
+// registration is what RegisterEngine brings, checked.
+type registration struct {
+	id, software string
+	layout       kvstore.Layout
+	bytes        int64
+	world        int
+	writeThrough bool
+	speed        *pb.PrefillSpeed
+	proc         *localProcess
+}
+
+// register opens an arena for a new engine or adds a process to one that has it. It is serialised: opening an arena takes
+// milliseconds and happens once an engine.
+func (r *engines) register(ctx context.Context, reg registration) (*engine, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mu.closed {
+		return nil, failf(ReasonShuttingDown, "register again when the daemon is back", "the daemon is shutting down")
+	}
+	e := r.mu.byID[reg.id]
+	if e == nil {
+		var err error
+		if e, err = r.open(reg); err != nil {
+			return nil, err
+		}
+		r.mu.byID[reg.id] = e
+		r.mu.bytes += e.arenaBytes
+		r.log.LogAttrs(ctx, slog.LevelInfo, "engine registered", slog.String("engine_id", e.id),
+			slog.String("arena", e.arena.Path()), slog.Int64("arena_bytes", e.arenaBytes), slog.String("layout_pin", e.layout.Pin().String()))
+	}
+	if diff := e.layout.Diff(reg.layout); len(diff) > 0 {
+		return nil, layoutMismatch(fmt.Sprintf("engine %q is registered with another layout", reg.id), "this registration", "the earlier one", reg.layout.Diff(e.layout))
+	}
+	if e.world != reg.world {
+		return nil, &Failure{
+			Reason: ReasonEngineMismatch, Message: fmt.Sprintf("engine %q is registered with world %d, not %d", reg.id, e.world, reg.world),
+			Fix: "give every rank the same world, or use another engine_id",
+		}
+	}
+	return e, r.adopt(e, reg)
+}
+
+// adopt notes a process of e and watches it.
+func (r *engines) adopt(e *engine, reg registration) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.mu.software = reg.software
+	if reg.speed != nil {
+		e.mu.speed = reg.speed
+	}
+	if reg.proc == nil || reg.proc.pid == 0 {
+		return nil
+	}
+	pid := reg.proc.pid
+	if _, ok := e.mu.procs[pid]; ok {
+		return nil
+	}
+	stop, err := watchProcess(reg.proc, func() { r.processDied(e, pid) })
+	if err != nil {
+		return failf(ReasonInternal, "", "%v", err)
+	}
+	e.mu.procs[pid] = stop
+	return nil
+}
+
+// processDied reclaims what a dead process held. It runs on the watcher's goroutine, which ends with it.
+func (r *engines) processDied(e *engine, pid int) {
+	e.mu.Lock()
+	delete(e.mu.procs, pid)
+	e.mu.Unlock()
+	released := e.arena.ReleaseOwner(e.owner(pid))
+	r.log.LogAttrs(context.Background(), slog.LevelWarn, "engine process died", slog.String("engine_id", e.id), slog.Int("pid", pid),
+		slog.Int("leases_released", released.Leases), slog.Int("reservations_released", released.Reservations))
+}
+
+func (r *engines) open(reg registration) (*engine, error) {
+	bytes := reg.bytes
+	if bytes == 0 {
+		bytes = r.cfg.Bytes
+	}
+	if left := r.cfg.MaxBytes - r.mu.bytes; bytes > left {
+		return nil, failf(ReasonArenaSpace, "ask for less, or raise arena.max_bytes", "engine %q asks for %d bytes, %d of arena.max_bytes are left", reg.id, bytes, left)
+	}
+	lock := kvstore.LockTry
+	if !*r.cfg.Lock {
+		lock = kvstore.LockOff
+	}
+	arena, err := kvstore.OpenArena(kvstore.ArenaConfig{
+		Dir: r.cfg.Dir, Name: "kvferry-" + r.node + "-" + reg.id, Layout: reg.layout, Bytes: bytes, Lock: lock, GroupID: r.cfg.Group,
+	})
+	if err != nil {
+		return nil, err
+	}
+	e := &engine{id: reg.id, layout: reg.layout, arena: arena, world: reg.world, arenaBytes: bytes, writeThrough: reg.writeThrough}
+	e.mu.subs, e.mu.procs = map[*subscriber]struct{}{}, map[int]func(){}
+	mem := &arenaMemory{arena: arena, stride: uint64(reg.layout.Stride()), page: uint64(reg.layout.PageBytes()), offers: r.offers}
+	e.memory, err = r.agent.Register(transfer.Memory{
+		PageBytes: int(reg.layout.PageBytes()), Length: int64(arena.Slots()) * reg.layout.Stride(), Source: mem, Sink: mem,
+	})
+	if err != nil {
+		_ = arena.Close()
+		return nil, fmt.Errorf("register arena of engine %q: %w", reg.id, err)
+	}
+	return e, nil
+}
+
+// get returns the engine with that id.
+func (r *engines) get(id string) (*engine, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e := r.mu.byID[id]; e != nil {
+		return e, nil
+	}
+	return nil, failf(ReasonEngineNotFound, "call RegisterEngine first, or look at `kvferry status`", "no engine %q is registered here", id)
+}
+
+// pick returns the named engine, or the only one when id is empty.
+func (r *engines) pick(id string) (*engine, error) {
+	if id != "" {
+		return r.get(id)
+	}
+	all := r.list()
+	switch len(all) {
+	case 0:
+		return nil, failf(ReasonEngineNotFound, "start an engine that registers with this daemon", "no engine is registered here")
+	case 1:
+		return all[0], nil
+	}
+	return nil, failf(ReasonEngineAmbiguous, "name one with engine_id", "%d engines are registered here", len(all))
+}
+
+// byPin returns the engine of that id, or the only one with that layout.
+func (r *engines) byPin(pin kvstore.Pin) []*engine {
+	var out []*engine
+	for _, e := range r.list() {
+		if e.layout.Pin() == pin {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// list returns all engines by id.
+func (r *engines) list() []*engine {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := make([]*engine, 0, len(r.mu.byID))
+	for _, e := range r.mu.byID {
+		out = append(out, e)
+	}
+	slices.SortFunc(out, func(a, b *engine) int {
+		if a.id < b.id {
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+// close stops the watchers and closes the arenas. The agent must be closed already: nobody writes.
+func (r *engines) close() error {
+	r.mu.Lock()
+	r.mu.closed = true
+	r.mu.Unlock()
+	var first error
+	for _, e := range r.list() {
+		e.mu.Lock()
+		stops := e.mu.procs
+		e.mu.procs = map[int]func(){}
+		e.mu.Unlock()
+		for _, stop := range stops {
+			stop()
+		}
+		if err := e.arena.Close(); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// layoutMismatch names each differing field and its fix.
+func layoutMismatch(message, ours, theirs string, diff []kvstore.FieldDiff) *Failure {
+	f := &Failure{Reason: ReasonLayoutMismatch, Message: message, Fix: "run both engines with the same model, layout and hashing; every field above must be equal"}
+	for _, d := range diff {
+		f.Fields = append(f.Fields, FieldFault{d.Field, fmt.Sprintf("%s has %s, %s has %s; %s", ours, d.Ours, theirs, d.Theirs, d.Fix)})
+	}
+	return f
+}
+
+// arenaMemory shows an arena to the transfer package: descriptors are slots, tokens are offers.
+type arenaMemory struct {
+	arena        *kvstore.Arena
+	stride, page uint64
+	offers       *offers
+}
+
+func (m *arenaMemory) ref(d transfer.Desc) (kvstore.SlotRef, int) {
+	return kvstore.SlotRef{Slot: uint32(d.Offset / m.stride), Generation: d.Generation}, int(d.Offset % m.stride / m.page)
+}
+
+// ReadPages serves pages to the holder of an offer, and keeps its lease alive.
+func (m *arenaMemory) ReadPages(token []byte, _ int, d transfer.Desc, first int, dst []byte, sums []uint32) error {
+	lease, err := m.offers.progress(token, m.arena)
+	if err != nil {
+		return transferError(err)
+	}
+	ref, page := m.ref(d)
+	return transferError(m.arena.ReadPages(lease, ref, page+first, len(sums), dst, sums))
+}
+
+// LandPage verifies p and puts it into its slot.
+func (m *arenaMemory) LandPage(_ int, d transfer.Desc, page int, p []byte, sum uint32) error {
+	ref, base := m.ref(d)
+	return transferError(m.arena.WritePage(ref, base+page, p, sum))
+}
+
+// transferError gives a store's error the sentinel by which the transfer package and the peer know it.
+func transferError(err error) error {
+	for _, pair := range []struct{ store, transfer error }{
+		{kvstore.ErrChecksumMismatch, transfer.ErrChecksumMismatch},
+		{kvstore.ErrStaleGeneration, transfer.ErrStaleGeneration},
+		{kvstore.ErrBlockNotFound, transfer.ErrStaleGeneration},
+		{kvstore.ErrLeaseExpired, transfer.ErrLeaseExpired},
+		{kvstore.ErrLeaseNotFound, transfer.ErrLeaseExpired},
+		{&Failure{Reason: ReasonLeaseExpired}, transfer.ErrLeaseExpired},
+	} {
+		if errors.Is(err, pair.store) {
+			return fmt.Errorf("%w: %w", pair.transfer, err)
+		}
+	}
+	return err
+}

@@ -1,0 +1,322 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kvferry/kvferry/kvstore"
+	"github.com/kvferry/kvferry/planner"
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+	"github.com/kvferry/kvferry/transfer"
+)
+
+// demand is a MigrateRequest, checked and converted.
+type demand struct {
+	requestID       string
+	tenant          kvstore.Tenant
+	session         kvstore.SessionID // empty when keys are given
+	engineID        string
+	hint            transfer.PeerID
+	mode            planner.Mode // ModeNone: the planner chooses
+	deadline        time.Duration
+	repinSeq        uint64
+	takeover        bool
+	keys            []kvstore.BlockKey
+	expectedTurns   float64
+	redirectAllowed bool
+	fingerprint     string // equal for equal requests
+}
+
+func (q demand) ref() *pb.SessionRef {
+	return &pb.SessionRef{Tenant: string(q.tenant), SessionId: string(q.session)}
+}
+
+// migration is one attempt to make a session warm here. Its driver goroutine owns the fields of drive; everyone else
+// reads snapshots.
+type migration struct {
+	d      *Daemon
+	id     string
+	demand demand
+	owner  kvstore.Owner // who holds its slots and leases
+	cancel context.CancelCauseFunc
+	done   chan struct{} // closed after the last step
+	dry    bool          // plan only: nothing is leased, reserved or moved
+	drive  drive
+
+	mu struct {
+		sync.Mutex
+		state    state
+		plan     *pb.Plan
+		progress *pb.MigrationProgress
+		report   *pb.MigrationReport
+		landing  map[kvstore.BlockKey]struct{} // blocks that the running transfer brings
+		changed  chan struct{}                 // closed and replaced at each change
+		started  time.Time
+	}
+}
+
+// drive is what the driver has found out so far.
+type drive struct {
+	engine    *engine
+	source    transfer.PeerID
+	sourceReg string // region
+	sourceInc string
+	link      *transfer.Link
+	session   kvstore.Session
+	offer     offered
+	mode      planner.Mode
+	predicted float64
+	lost      int // blocks at the end of the session that the source does not have
+	grown     int
+	hops      int
+	failure   *Failure
+	ownership pb.Ownership
+	epoch     uint64
+	stale     int64
+
+	held     map[kvstore.BlockKey]kvstore.LeaseID // blocks here, kept from eviction until the end
+	heldMu   sync.Mutex
+	wanted   []wanted
+	present0 int64 // blocks that were here at the start
+	moved    atomic.Int64
+	pages    atomic.Int64
+	bytes    atomic.Int64
+	wire     int64
+	retried  int64
+	left     atomic.Int64 // bytes still wanted of the offer
+	transfer time.Duration
+	renewer  *renewer
+}
+
+// offered is the source's answer.
+type offered struct {
+	id        []byte
+	memory    transfer.MemoryID
+	stride    uint64
+	slots     []kvstore.SlotRef
+	available int
+	backlog   int64
+}
+
+// wanted is one block to fetch.
+type wanted struct {
+	index int // in the session's keys
+	key   kvstore.BlockKey
+	local kvstore.SlotRef
+}
+
+var (
+	errCancelled = errors.New("cancelled by the caller")
+	errDeadline  = errors.New("the migration's deadline has passed")
+)
+
+// maxHops bounds forwarding from owner to owner; maxGrown bounds fetching deltas of a session that keeps growing.
+const (
+	maxHops  = 2
+	maxGrown = 3
+)
+
+// run drives m from its first state to a terminal one. It is the only goroutine that does.
+func (m *migration) run(ctx context.Context) {
+	defer close(m.done)
+	ctx, stop := context.WithTimeoutCause(ctx, m.demand.deadline, errDeadline)
+	defer stop()
+	for s := m.state(); !s.terminal(); s = m.state() {
+		ev, err := m.step(ctx, s)
+		m.fire(ctx, ev, err)
+	}
+	m.finish(ctx)
+}
+
+// step does what state s asks for and says what happened.
+func (m *migration) step(ctx context.Context, s state) (event, error) {
+	var ev event
+	var err error
+	switch s {
+	case stateLocating:
+		ev, err = m.locate(ctx)
+	case stateOffering:
+		ev, err = m.offer(ctx)
+	case statePlanning:
+		ev, err = m.plan(ctx)
+	case stateReserving:
+		ev, err = m.reserve(ctx)
+	case stateTransferring:
+		ev, err = m.transfer(ctx)
+	case stateHandingOver:
+		ev, err = m.handOver(context.WithoutCancel(ctx)) // once asked, the authority's answer must be heard
+	default:
+		err = failf(ReasonInternal, "report this", "BUG: no step for state %s", s)
+	}
+	if err == nil {
+		return ev, nil
+	}
+	if ctx.Err() != nil && s != stateHandingOver {
+		cause := context.Cause(ctx)
+		switch {
+		case errors.Is(cause, errCancelled):
+			return evCancel, failf(ReasonCancelled, "", "%v", cause)
+		case errors.Is(cause, errDeadline):
+			return evDeadline, failf(ReasonDeadline, "give a longer deadline, or look at the link with `kvferry links`", "%v: it was %v; last: %v", cause, m.demand.deadline, err)
+		}
+		return evFailed, failf(ReasonShuttingDown, "ask again when the daemon is back", "the daemon is shutting down")
+	}
+	f := classify(err)
+	if sourceGone(f.Reason) && m.demand.mode != planner.ModeFetch {
+		return evSourceGone, f
+	}
+	return evFailed, f
+}
+
+// sourceGone reports whether a failure means that the source is out of reach, so that only recompute is left.
+func sourceGone(r Reason) bool {
+	return r == ReasonPeerUnreachable || r == ReasonPeerRestarted || r == ReasonStalled || r == ReasonLeaseExpired || r == ReasonStaleGeneration
+}
+
+// fire moves the machine and tells the watchers.
+func (m *migration) fire(ctx context.Context, ev event, err error) {
+	m.mu.Lock()
+	from := m.mu.state
+	to, changed := next(from, ev)
+	m.mu.state = to
+	if err != nil {
+		m.drive.failure = classify(err)
+	}
+	m.notifyLocked()
+	m.mu.Unlock()
+	attrs := []slog.Attr{slog.String("migration_id", m.id), slog.String("from", from.String()), slog.String("event", ev.String()), slog.String("to", to.String())}
+	if err != nil {
+		attrs = append(attrs, slog.Any("error", err))
+	}
+	m.d.log.LogAttrs(ctx, slog.LevelDebug, "migration step", attrs...)
+	if !changed { // every event that a step returns has an entry; staying would loop for ever
+		panic("BUG: migration in state " + from.String() + " stays on " + ev.String())
+	}
+}
+
+func (m *migration) notifyLocked() {
+	close(m.mu.changed)
+	m.mu.changed = make(chan struct{})
+}
+
+// lands reports whether the running transfer brings block k.
+func (m *migration) lands(k kvstore.BlockKey) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, ok := m.mu.landing[k]
+	return ok
+}
+
+func (m *migration) state() state {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.mu.state
+}
+
+// snapshot is m as it stands, and a channel that closes at the next change.
+func (m *migration) snapshot() (*pb.Migration, <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return &pb.Migration{
+		MigrationId: m.id, RequestId: m.demand.requestID, Session: m.demand.ref(), State: stateToProto(m.mu.state),
+		Plan: m.mu.plan, Progress: m.mu.progress, Report: m.mu.report, Age: durationpb.New(time.Since(m.mu.started)),
+	}, m.mu.changed
+}
+
+func stateToProto(s state) pb.MigrationState {
+	return [stateCount]pb.MigrationState{
+		pb.MigrationState_MIGRATION_STATE_LOCATING, pb.MigrationState_MIGRATION_STATE_OFFERING, pb.MigrationState_MIGRATION_STATE_PLANNING,
+		pb.MigrationState_MIGRATION_STATE_RESERVING, pb.MigrationState_MIGRATION_STATE_TRANSFERRING, pb.MigrationState_MIGRATION_STATE_HANDING_OVER,
+		pb.MigrationState_MIGRATION_STATE_COMMITTED, pb.MigrationState_MIGRATION_STATE_RECOMPUTE, pb.MigrationState_MIGRATION_STATE_REDIRECT,
+		pb.MigrationState_MIGRATION_STATE_FAILED, pb.MigrationState_MIGRATION_STATE_CANCELLED,
+	}[s]
+}
+
+// finish releases everything on every path, then reports once.
+func (m *migration) finish(ctx context.Context) {
+	st := m.state()
+	if st == stateRecompute && m.demand.takeover && m.drive.failure != nil {
+		m.takeOver()
+	}
+	if m.drive.renewer != nil {
+		m.drive.renewer.stop()
+	}
+	report := m.makeReport(st)
+	if m.drive.engine != nil {
+		m.drive.engine.arena.ReleaseOwner(m.owner)
+	}
+	m.d.endOffer(ctx, m.drive.link, m.drive.offer.id)
+	m.mu.Lock()
+	m.mu.report = report
+	report.Total = durationpb.New(time.Since(m.mu.started))
+	m.notifyLocked()
+	m.mu.Unlock()
+	m.d.migrations.ended(m)
+	m.d.metrics.ended(report)
+	level, attrs := slog.LevelInfo, []slog.Attr{
+		slog.String("migration_id", m.id), slog.String("session_id", string(m.demand.session)), slog.String("state", st.String()),
+		slog.String("mode", m.drive.mode.String()), slog.Int64("bytes", report.GetBytes()), slog.Duration("total", report.GetTotal().AsDuration()),
+	}
+	if f := m.drive.failure; f != nil && st != stateCommitted {
+		level = slog.LevelWarn
+		attrs = append(attrs, slog.String("code", string(f.Reason)), slog.String("error", f.Error()))
+	}
+	m.d.log.LogAttrs(ctx, level, "migration ended", attrs...)
+}
+
+// makeReport says what came of it. Called before the leases are released, so that what it counts is still there.
+func (m *migration) makeReport(st state) *pb.MigrationReport {
+	dr := &m.drive
+	r := &pb.MigrationReport{
+		State: stateToProto(st), Mode: modeToProto(dr.mode), Ownership: dr.ownership, Epoch: dr.epoch,
+		BlocksTotal: int64(len(dr.session.Keys)), BlocksPresent: dr.present0, BlocksMoved: dr.moved.Load(), Pages: dr.pages.Load(),
+		Bytes: dr.bytes.Load(), WireBytes: dr.wire, PagesRetried: dr.retried, Tokens: dr.session.Tokens, StaleTailTokens: dr.stale,
+		Transfer: durationpb.New(dr.transfer), PredictedSeconds: dr.predicted, Fidelity: fidelityToProto(dr.session.Fidelity),
+	}
+	if dr.source != "" {
+		r.Source = &pb.Node{NodeId: string(dr.source), RegionId: dr.sourceReg, Incarnation: dr.sourceInc}
+	}
+	if f := dr.failure; f != nil && st != stateCommitted && st != stateRedirect {
+		r.Code, r.Message = string(f.Reason), f.Error()
+	}
+	if dr.engine != nil {
+		usable := presentPrefix(dr.engine.arena, m.demand.tenant, dr.session.Keys)
+		r.BlocksUsable = int64(usable)
+		r.TailTokens = tailTokens(dr.session.Tokens, usable, dr.engine.layout.BlockTokens)
+	}
+	if r.GetOwnership() == pb.Ownership_OWNERSHIP_UNSPECIFIED && len(m.demand.keys) == 0 {
+		r.Ownership = pb.Ownership_OWNERSHIP_UNMOVED
+	}
+	return r
+}
+
+// tailTokens is what is to be prefilled after usable whole blocks: at least the last token, whose logits are needed.
+func tailTokens(tokens int64, usable, blockTokens int) int64 {
+	return max(1, tokens-int64(usable)*int64(blockTokens))
+}
+
+// takeOver makes this node the owner of a session whose source is out of reach; a higher repin_seq wins.
+func (m *migration) takeOver() {
+	dr := &m.drive
+	s, err := m.d.sessions.Take(m.demand.tenant, m.demand.session, m.demand.repinSeq)
+	if errors.Is(err, kvstore.ErrSessionNotFound) && dr.engine != nil {
+		s = kvstore.Session{
+			Tenant: m.demand.tenant, ID: m.demand.session, Pin: dr.engine.layout.Pin(), Keys: dr.session.Keys, Tokens: dr.session.Tokens,
+			Owner: m.d.self, Epoch: dr.session.Epoch + 1, Version: max(1, dr.session.Version), RepinSeq: m.demand.repinSeq, Fidelity: dr.session.Fidelity,
+		}
+		err = m.d.sessions.Adopt(s)
+	}
+	if err != nil {
+		dr.failure = classify(err)
+		return
+	}
+	dr.ownership, dr.epoch = pb.Ownership_OWNERSHIP_MOVED, s.Epoch
+	m.d.flip(s.Tenant, s.ID, m.d.self, s.Epoch)
+	m.d.yields.add(s)
+}

@@ -1,0 +1,402 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kvferry/kvferry/kvstore"
+	"github.com/kvferry/kvferry/planner"
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+	"github.com/kvferry/kvferry/transfer"
+)
+
+// plan decides what to do, or notes what the caller decided.
+func (m *migration) plan(context.Context) (event, error) {
+	dr := &m.drive
+	decision, plan, missing, err := m.decide()
+	if err != nil {
+		return 0, err
+	}
+	dr.mode = m.demand.mode
+	if len(m.demand.keys) > 0 {
+		dr.mode = planner.ModeFetch // replication of named blocks leaves nothing to decide
+	} else if dr.mode == planner.ModeNone {
+		dr.mode = decision.Winner
+	}
+	if p, ok := decision.Plan(dr.mode); ok && p.Priced {
+		dr.predicted = p.Seconds
+	}
+	m.mu.Lock()
+	m.mu.plan = plan
+	m.notifyLocked()
+	m.mu.Unlock()
+	switch dr.mode {
+	case planner.ModeRedirect:
+		m.want(0)
+		return evRedirect, nil
+	case planner.ModeRecompute:
+		m.want(0)
+		return evRecompute, nil
+	case planner.ModeFetch:
+		m.want(int64(missing) * dr.engine.layout.BlockBytes())
+		return evFetch, nil
+	}
+	return 0, failf(ReasonModeUnavailable, "name a mode, or give the planner what it lacks", "no mode can be chosen: %s", decision.Reason)
+}
+
+// decide asks the planner, and counts the offered blocks that are missing here.
+func (m *migration) decide() (d planner.Decision, plan *pb.Plan, missing int, err error) {
+	dr, a, t := &m.drive, m.drive.engine.arena, m.demand.tenant
+	missing = missingBlocks(a, t, dr.session.Keys[:dr.offer.available])
+	dr.present0 = int64(len(dr.session.Keys) - missingBlocks(a, t, dr.session.Keys))
+	in := m.d.planInputs(dr.engine, dr.link, dr.session, presentPrefix(a, t, dr.session.Keys), missing, dr.offer.backlog, m.demand)
+	if d, err = planner.Decide(in.request, in.model, in.compute, in.link); err != nil {
+		return d, nil, 0, err
+	}
+	crossover, crosses := planner.Crossover(in.model, in.compute, in.link)
+	return d, planToProto(d, in.compute.Source, crossover, crosses), missing, nil
+}
+
+// missingBlocks counts the keys that are not present.
+func missingBlocks(a *kvstore.Arena, t kvstore.Tenant, keys []kvstore.BlockKey) int {
+	n := 0
+	for _, k := range keys {
+		if st, _ := a.Lookup(t, k); st != kvstore.BlockPresent {
+			n++
+		}
+	}
+	return n
+}
+
+// pendingPoll is how often blocks that somebody else is filling are looked at.
+const pendingPoll = 20 * time.Millisecond
+
+// reserve holds what is here and takes slots for what is not. Blocks that somebody else is filling are waited for.
+func (m *migration) reserve(ctx context.Context) (event, error) {
+	dr := &m.drive
+	keys := dr.session.Keys[:dr.offer.available]
+	waited := time.Duration(0)
+	for {
+		pending, err := m.reserveOnce(keys)
+		switch {
+		case err != nil:
+			return 0, err
+		case len(dr.wanted) > 0:
+			return evReserved, nil
+		case pending == 0:
+			return m.allHere(), nil
+		case waited >= m.d.cfg.Link.ProgressTimeout:
+			return 0, failf(ReasonStalled, "migrate again, or recompute", "%d blocks are being filled by somebody else and do not arrive", pending)
+		}
+		timer := time.NewTimer(pendingPoll)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return 0, context.Cause(ctx)
+		case <-timer.C:
+			waited += pendingPoll
+		}
+	}
+}
+
+// allHere says how a fetch with nothing left to move goes on.
+func (m *migration) allHere() event {
+	dr := &m.drive
+	switch {
+	case len(m.demand.keys) > 0:
+		return evReplicated
+	case dr.offer.available < len(dr.session.Keys):
+		dr.lost = len(dr.session.Keys) - dr.offer.available
+		return evPrefixOnly
+	}
+	return evNothingMissing
+}
+
+// reserveOnce fills drive.wanted with the slots it got and returns how many blocks somebody else is filling. Either
+// every missing block is reserved or none.
+func (m *migration) reserveOnce(keys []kvstore.BlockKey) (pending int, err error) {
+	dr := &m.drive
+	a, t := dr.engine.arena, m.demand.tenant
+	dr.wanted = dr.wanted[:0]
+	defer func() {
+		if err != nil {
+			m.abortWanted()
+		}
+	}()
+	for i := 0; i < len(keys); {
+		if m.hold(keys[i]) {
+			i++
+			continue
+		}
+		first := i
+		for i < len(keys) && i-first < maxKeysPerCall && !m.hold(keys[i]) {
+			i++
+		}
+		var parent kvstore.BlockKey
+		if first > 0 {
+			parent = keys[first-1]
+		}
+		got, err := a.ReserveAfter(m.owner, t, parent, keys[first:i])
+		if err != nil {
+			return 0, err
+		}
+		for j, r := range got {
+			switch r.State {
+			case kvstore.Reserved:
+				dr.wanted = append(dr.wanted, wanted{index: first + j, key: r.Key, local: r.Ref})
+			case kvstore.Pending, kvstore.Present: // a present one came between the look and the reservation
+				pending++
+			}
+		}
+	}
+	return pending, nil
+}
+
+// hold keeps a present block from eviction until the migration ends.
+func (m *migration) hold(k kvstore.BlockKey) bool {
+	m.drive.heldMu.Lock()
+	defer m.drive.heldMu.Unlock()
+	if _, ok := m.drive.held[k]; ok {
+		return true
+	}
+	lease, _, err := m.drive.engine.arena.Acquire(m.owner, m.demand.tenant, []kvstore.BlockKey{k}, -1)
+	if err != nil {
+		return false
+	}
+	m.drive.held[k] = lease
+	return true
+}
+
+// abortWanted gives back reserved slots that did not land. The transfer must be quiet.
+func (m *migration) abortWanted() {
+	for _, w := range m.drive.wanted {
+		_ = m.drive.engine.arena.Abort(m.owner, w.local) // landed ones refuse: they are committed
+	}
+	m.drive.wanted = m.drive.wanted[:0]
+}
+
+// transfer moves the wanted blocks and waits for the last page.
+func (m *migration) transfer(ctx context.Context) (event, error) {
+	dr := &m.drive
+	layout := dr.engine.layout
+	pages := layout.PagesPerBlock()
+	local, remote := make([]transfer.Desc, len(dr.wanted)), make([]transfer.Desc, len(dr.wanted))
+	for i, w := range dr.wanted {
+		src := dr.offer.slots[w.index]
+		local[i] = transfer.Desc{
+			Memory: dr.engine.memory, Offset: uint64(w.local.Slot) * uint64(layout.Stride()), Generation: w.local.Generation, Pages: uint32(pages),
+		}
+		remote[i] = transfer.Desc{
+			Memory: dr.offer.memory, Offset: uint64(src.Slot) * dr.offer.stride, Generation: src.Generation, Pages: uint32(pages),
+		}
+	}
+	land := &landing{m: m, left: make([]atomic.Int32, len(dr.wanted)), pageBytes: layout.PageBytes()}
+	for i := range land.left {
+		land.left[i].Store(int32(pages))
+	}
+	m.want(int64(len(dr.wanted)) * layout.BlockBytes())
+	t, err := dr.link.Prepare(transfer.Read, local, remote, transfer.TransferOptions{
+		Token: dr.offer.id, OnLanded: land.landed, ProgressTimeout: m.d.cfg.Link.ProgressTimeout,
+	})
+	if err != nil {
+		m.abortWanted()
+		return 0, err
+	}
+	started := time.Now()
+	m.startProgress(int64(pages), layout.BlockBytes())
+	if err = t.Post(ctx); err == nil {
+		var res transfer.Result
+		res, err = t.Wait(ctx)
+		dr.retried += int64(res.PagesAgain)
+	}
+	_ = t.Release() // quiet from here on
+	m.mu.Lock()
+	m.mu.landing = nil
+	m.mu.Unlock()
+	dr.transfer += time.Since(started)
+	if err == nil {
+		dr.wanted = dr.wanted[:0]
+		return evLanded, nil
+	}
+	m.abortWanted()
+	if errors.Is(err, transfer.ErrChecksumMismatch) && ctx.Err() == nil {
+		return m.accuse(ctx, local, remote, err)
+	}
+	return 0, err
+}
+
+// accuse has the source re-verify the block whose page failed twice. If it is bad there, the source drops it and this
+// node keeps the prefix before it; if it is good there, the path damages it and the migration fails.
+func (m *migration) accuse(ctx context.Context, local, remote []transfer.Desc, cause error) (event, error) {
+	dr := &m.drive
+	ce, ok := errors.AsType[*transfer.ChunkError](cause)
+	if !ok || ce.Pair < 0 || ce.Pair >= len(remote) {
+		return 0, cause
+	}
+	slot := kvstore.SlotRef{Slot: uint32(remote[ce.Pair].Offset / dr.offer.stride), Generation: remote[ce.Pair].Generation}
+	resp, err := m.d.callPeer(ctx, dr.link, &pb.PeerRequest{Call: &pb.PeerRequest_Accuse{Accuse: &pb.AccuseCall{OfferId: dr.offer.id, Slot: refToProto(slot)}}})
+	if err != nil {
+		return 0, fmt.Errorf("%w; asking the source to re-verify it: %w", cause, err)
+	}
+	if !resp.GetAccuse().GetDropped() {
+		return 0, cause
+	}
+	for i, s := range dr.offer.slots {
+		if s == slot {
+			dr.lost = len(dr.session.Keys) - i
+		}
+	}
+	dr.failure = classify(cause)
+	return evPrefixOnly, nil
+}
+
+// landing counts pages into blocks. landed is called by the transfer's receivers, concurrently.
+type landing struct {
+	m         *migration
+	left      []atomic.Int32 // pages that have not landed, per pair
+	pageBytes int64
+}
+
+func (l *landing) landed(pair, _, pages int) {
+	m, dr := l.m, &l.m.drive
+	dr.pages.Add(int64(pages))
+	dr.bytes.Add(int64(pages) * l.pageBytes)
+	dr.left.Add(-int64(pages) * l.pageBytes)
+	if l.left[pair].Add(-int32(pages)) == 0 {
+		w := dr.wanted[pair]
+		if err := dr.engine.arena.CommitLanded(m.owner, w.local); err == nil {
+			dr.moved.Add(1)
+			m.hold(w.key)
+			dr.engine.publish(&pb.EventsResponse{Event: &pb.EventsResponse_Landed{Landed: &pb.Landed{
+				MigrationId: m.id, Tenant: string(m.demand.tenant), Keys: [][]byte{[]byte(w.key)},
+			}}})
+		}
+	}
+	m.noteProgress()
+}
+
+// startProgress adds the wanted blocks to what is to come.
+func (m *migration) startProgress(blockPages, blockBytes int64) {
+	dr, n := &m.drive, int64(len(m.drive.wanted))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.landing = make(map[kvstore.BlockKey]struct{}, n)
+	for _, w := range dr.wanted {
+		m.mu.landing[w.key] = struct{}{}
+	}
+	m.mu.progress = &pb.MigrationProgress{
+		PagesTotal: dr.pages.Load() + n*blockPages, BytesTotal: dr.bytes.Load() + n*blockBytes, PagesDone: dr.pages.Load(), BytesDone: dr.bytes.Load(),
+	}
+	m.notifyLocked()
+}
+
+// noteProgress publishes the counters; the message is replaced, never changed, since streams hold it.
+func (m *migration) noteProgress() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	old := m.mu.progress
+	m.mu.progress = &pb.MigrationProgress{
+		PagesTotal: old.GetPagesTotal(), BytesTotal: old.GetBytesTotal(), PagesDone: m.drive.pages.Load(), BytesDone: m.drive.bytes.Load(),
+		Elapsed: durationpb.New(time.Since(m.mu.started)),
+	}
+	m.notifyLocked()
+}
+
+// handOver asks the authority for the session until it answers, within four call time-outs. ctx does not end with a
+// cancel: the answer decides who owns the session.
+func (m *migration) handOver(ctx context.Context) (event, error) {
+	dr := &m.drive
+	m.want(0)
+	if dr.session.Owner == m.d.self { // the source's record says so already: an earlier attempt's answer was lost
+		return m.adopt(dr.session.Epoch, 0)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 4*m.d.cfg.Migration.CallTimeout)
+	defer cancel()
+	asked := false
+	for {
+		answer, err := m.askHandOver(ctx)
+		if errors.Is(err, transfer.ErrAnswerLost) || errors.Is(err, context.DeadlineExceeded) {
+			asked = true
+		}
+		switch {
+		case err == nil && answer.GetMoved():
+			return m.adopt(answer.GetEpoch(), answer.GetStaleTailTokens())
+		case err == nil:
+			if again, err := m.grew(ctx, answer.GetGrown()); err != nil || !again {
+				return evGrown, err
+			}
+			continue
+		case ctx.Err() == nil && sourceGone(classify(err).Reason) || ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded):
+		default:
+			if asked {
+				dr.ownership = pb.Ownership_OWNERSHIP_UNKNOWN
+				return evFailed, failf(ReasonPeerUnreachable, "migrate again: the owner's record decides, and the same hand-over is not done twice", "the hand-over was asked for and not answered: %v", err)
+			}
+			if ctx.Err() != nil {
+				return 0, failf(ReasonPeerUnreachable, "migrate again; the session is still its owner's", "the hand-over could not be asked for: %v", err)
+			}
+			return 0, err
+		}
+		timer := time.NewTimer(50 * time.Millisecond)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+		case <-timer.C:
+		}
+	}
+}
+
+func (m *migration) askHandOver(ctx context.Context) (*pb.HandOverAnswer, error) {
+	dr := &m.drive
+	link, err := m.d.links.get(ctx, dr.source)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := m.d.callPeer(ctx, link, &pb.PeerRequest{Call: &pb.PeerRequest_HandOver{HandOver: &pb.HandOverCall{
+		Session: m.demand.ref(), MigrationId: m.id, Epoch: dr.session.Epoch, Version: dr.session.Version, Tokens: dr.session.Tokens,
+		RepinSeq: m.demand.repinSeq, AcceptStale: dr.grown >= maxGrown,
+	}}})
+	return resp.GetHandOver(), err
+}
+
+// grew takes over the session as it is now. again is true when nothing has to move and the hand-over can be asked for
+// at once; otherwise the delta's blocks are offered and are to be fetched.
+func (m *migration) grew(ctx context.Context, now *pb.Session) (again bool, err error) {
+	dr := &m.drive
+	dr.grown++
+	if dr.mode != planner.ModeFetch {
+		s, err := sessionFromProto(now)
+		if err == nil {
+			dr.session = s
+		}
+		return true, err
+	}
+	old := dr.offer.id
+	if err := m.askOffer(ctx); err != nil {
+		return false, err
+	}
+	m.d.endOffer(ctx, dr.link, old)
+	return false, nil
+}
+
+// adopt records that this node owns the session.
+func (m *migration) adopt(epoch uint64, stale int64) (event, error) {
+	dr := &m.drive
+	s := dr.session
+	s.Owner, s.Epoch, s.RepinSeq = m.d.self, epoch, max(s.RepinSeq, m.demand.repinSeq)
+	if err := m.d.sessions.Adopt(s); err != nil {
+		dr.ownership = pb.Ownership_OWNERSHIP_UNKNOWN
+		return 0, err
+	}
+	dr.session, dr.epoch, dr.stale, dr.ownership = s, epoch, stale, pb.Ownership_OWNERSHIP_MOVED
+	m.d.flip(s.Tenant, s.ID, m.d.self, epoch)
+	if dr.mode == planner.ModeFetch && dr.lost == 0 {
+		return evMovedWarm, nil
+	}
+	return evMovedCold, nil
+}

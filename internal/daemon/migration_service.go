@@ -1,0 +1,190 @@
+package daemon
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvferry/kvferry/kvstore"
+	"github.com/kvferry/kvferry/planner"
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+	"github.com/kvferry/kvferry/transfer"
+)
+
+// migrationService is MigrationService.
+type migrationService struct {
+	pb.UnimplementedMigrationServiceServer
+	d *Daemon
+}
+
+// demandFromProto checks a request. planning: request_id may be empty.
+func (d *Daemon) demandFromProto(req *pb.MigrateRequest, planning bool) (demand, error) {
+	q := demand{
+		requestID: req.GetRequestId(), engineID: req.GetEngineId(), hint: transfer.PeerID(req.GetSourceHint()), repinSeq: req.GetRepinSeq(),
+		takeover: req.GetTakeover(), expectedTurns: req.GetExpectedTurns(), redirectAllowed: req.GetRedirectAllowed(),
+	}
+	if n := len(q.requestID); n > 128 || n == 0 && !planning {
+		return q, invalid("request_id", n, "1 to 128 bytes, chosen by the caller and the same in a retry")
+	}
+	if !(q.expectedTurns >= 0 && q.expectedTurns < 1e9) {
+		return q, invalid("expected_turns", q.expectedTurns, "0 (not given) or more")
+	}
+	if q.engineID != "" && !engineIDPattern.MatchString(q.engineID) {
+		return q, invalid("engine_id", q.engineID, "the id of a registered engine, or empty")
+	}
+	if q.hint != "" && !idPattern.MatchString(string(q.hint)) {
+		return q, invalid("source_hint", string(q.hint), "a node id, or empty")
+	}
+	if q.takeover && q.repinSeq == 0 {
+		return q, invalid("repin_seq", q.repinSeq, "higher than the recorded one when takeover is set")
+	}
+	var err error
+	if q.mode, err = modeFromProto(req.GetMode()); err != nil {
+		return q, err
+	}
+	if q.deadline, err = duration("deadline", req.GetDeadline()); err != nil {
+		return q, err
+	}
+	q.deadline = orDefault(q.deadline, d.cfg.Migration.Deadline)
+	if len(req.GetKeys()) > 0 {
+		return d.replicationDemand(q, req)
+	}
+	if q.tenant, q.session, err = sessionRefFromProto(req.GetSession()); err != nil {
+		return q, err
+	}
+	q.fingerprint, err = fingerprint(req)
+	return q, err
+}
+
+// replicationDemand checks a request for named blocks.
+func (d *Daemon) replicationDemand(q demand, req *pb.MigrateRequest) (demand, error) {
+	if req.GetSession().GetSessionId() != "" {
+		return q, invalid("session.session_id", req.GetSession().GetSessionId(), "empty when keys are given: named blocks move without a hand-over")
+	}
+	if q.hint == "" {
+		return q, invalid("source_hint", `""`, "the node that has the blocks when keys are given")
+	}
+	if q.mode != planner.ModeNone && q.mode != planner.ModeFetch {
+		return q, invalid("mode", q.mode, "fetch or unspecified when keys are given")
+	}
+	var err error
+	if q.keys, err = keysFromProto("keys", req.GetKeys(), maxKeysPerCall, false); err != nil {
+		return q, err
+	}
+	q.tenant = kvstore.Tenant(req.GetSession().GetTenant())
+	if len(q.tenant) > 128 {
+		return q, invalid("session.tenant", len(q.tenant), "at most 128 bytes")
+	}
+	q.fingerprint, err = fingerprint(req)
+	return q, err
+}
+
+func fingerprint(req *pb.MigrateRequest) (string, error) {
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
+	return string(b), err
+}
+
+// progressEvery bounds how often a stream sends progress.
+const progressEvery = 100 * time.Millisecond
+
+// Migrate starts or re-attaches, then streams. The stream's end by the client leaves the migration running.
+func (s *migrationService) Migrate(req *pb.MigrateRequest, stream pb.MigrationService_MigrateServer) error {
+	q, err := s.d.demandFromProto(req, false)
+	if err != nil {
+		return err
+	}
+	m, err := s.d.migrations.start(s.d, q)
+	if err != nil {
+		return err
+	}
+	ctx := stream.Context()
+	var sentPlan bool
+	var lastState pb.MigrationState
+	for {
+		snap, changed := m.snapshot()
+		out := &pb.MigrateResponse{MigrationId: m.id, State: snap.GetState(), Progress: snap.GetProgress(), Report: snap.GetReport()}
+		if !sentPlan && snap.GetPlan() != nil {
+			out.Plan, sentPlan = snap.GetPlan(), true
+		}
+		if err := stream.Send(out); err != nil {
+			return err
+		}
+		if snap.GetReport() != nil {
+			return nil
+		}
+		if snap.GetState() == lastState { // mere progress: not more often than people or programs can use
+			if err := sleep(ctx, progressEvery); err != nil {
+				return err
+			}
+		}
+		lastState = snap.GetState()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-t.C:
+		return nil
+	}
+}
+
+// Plan runs a migration's first steps without leasing, reserving or moving anything.
+func (s *migrationService) Plan(ctx context.Context, req *pb.PlanRequest) (*pb.PlanResponse, error) {
+	q, err := s.d.demandFromProto(req.GetMigrate(), true)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, min(q.deadline, time.Minute))
+	defer cancel()
+	return s.d.dryRun(ctx, q)
+}
+
+// GetMigration returns one.
+func (s *migrationService) GetMigration(_ context.Context, req *pb.GetMigrationRequest) (*pb.GetMigrationResponse, error) {
+	m, err := s.d.migrations.find(req.GetMigrationId(), req.GetRequestId())
+	if err != nil {
+		return nil, err
+	}
+	snap, _ := m.snapshot()
+	return &pb.GetMigrationResponse{Migration: snap}, nil
+}
+
+// ListMigrations returns the newest.
+func (s *migrationService) ListMigrations(_ context.Context, req *pb.ListMigrationsRequest) (*pb.ListMigrationsResponse, error) {
+	limit := orDefault(int(req.GetLimit()), 100)
+	if limit > 1000 {
+		return nil, invalid("limit", limit, "at most 1000")
+	}
+	resp := &pb.ListMigrationsResponse{}
+	for _, m := range s.d.migrations.list(req.GetTenant(), req.GetActiveOnly(), limit) {
+		snap, _ := m.snapshot()
+		resp.Migrations = append(resp.Migrations, snap)
+	}
+	return resp, nil
+}
+
+// CancelMigration ends one and waits for its end. A hand-over in flight is not undone: its answer decides.
+func (s *migrationService) CancelMigration(ctx context.Context, req *pb.CancelMigrationRequest) (*pb.CancelMigrationResponse, error) {
+	m, err := s.d.migrations.find(req.GetMigrationId(), req.GetRequestId())
+	if err != nil {
+		return nil, err
+	}
+	m.cancel(errCancelled)
+	select {
+	case <-m.done:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	snap, _ := m.snapshot()
+	return &pb.CancelMigrationResponse{Migration: snap}, nil
+}

@@ -1,0 +1,250 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/kvferry/kvferry/kvstore"
+	"github.com/kvferry/kvferry/planner"
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+	"github.com/kvferry/kvferry/transfer"
+)
+
+// locate finds the owner: the hint, else our own directory, else all peers at once.
+func (m *migration) locate(ctx context.Context) (event, error) {
+	q, dr := m.demand, &m.drive
+	if q.engineID != "" {
+		e, err := m.d.engines.get(q.engineID)
+		if err != nil {
+			return 0, err
+		}
+		dr.engine = e
+	} else if all := m.d.engines.list(); len(all) == 1 {
+		dr.engine = all[0]
+	}
+	if len(q.keys) > 0 {
+		dr.source = q.hint
+		return evLocated, nil
+	}
+	s, err := m.d.sessions.Get(q.tenant, q.session)
+	known := err == nil
+	if err != nil && !errors.Is(err, kvstore.ErrSessionNotFound) {
+		return 0, err
+	}
+	if known && q.repinSeq < s.RepinSeq {
+		return 0, &kvstore.FencedError{Tenant: q.tenant, ID: q.session, Epoch: s.Epoch, Owner: s.Owner, RepinSeq: s.RepinSeq}
+	}
+	if known && s.Owner == m.d.self {
+		return m.here(s)
+	}
+	switch {
+	case q.hint != "" && q.hint != transfer.PeerID(m.d.self):
+		dr.source = q.hint
+	case known:
+		dr.source = transfer.PeerID(s.Owner)
+	default:
+		if dr.source, err = m.d.askAll(ctx, q.ref()); err != nil {
+			return 0, err
+		}
+	}
+	return evLocated, nil
+}
+
+// here ends a migration of a session that this node owns already.
+func (m *migration) here(s kvstore.Session) (event, error) {
+	dr := &m.drive
+	dr.session, dr.epoch, dr.ownership, dr.mode = s, s.Epoch, pb.Ownership_OWNERSHIP_MOVED, planner.ModeFetch
+	dr.source, dr.sourceReg, dr.sourceInc = transfer.PeerID(m.d.self), m.d.cfg.Node.Region, m.d.incarnation
+	if dr.engine == nil || dr.engine.layout.Pin() != s.Pin {
+		dr.engine = mostPresent(m.d.engines.byPin(s.Pin), s.Tenant, s.Keys)
+	}
+	if dr.engine != nil {
+		dr.present0 = int64(presentPrefix(dr.engine.arena, s.Tenant, s.Keys))
+	}
+	return evHere, nil
+}
+
+// askAll asks every configured peer at once; the highest (repin_seq, epoch) wins. A peer that can't be reached counts
+// as not knowing, but when nobody knows and somebody was out of reach, the answer is that, not "not found".
+func (d *Daemon) askAll(ctx context.Context, ref *pb.SessionRef) (transfer.PeerID, error) {
+	type result struct {
+		answer *pb.LocateAnswer
+		err    error
+	}
+	ids := d.links.ids()
+	results := make([]result, len(ids))
+	var wg sync.WaitGroup
+	for i, id := range ids {
+		wg.Go(func() {
+			link, err := d.links.get(ctx, id)
+			if err != nil {
+				results[i].err = err
+				return
+			}
+			resp, err := d.callPeer(ctx, link, &pb.PeerRequest{Call: &pb.PeerRequest_Locate{Locate: &pb.LocateCall{Session: ref}}})
+			results[i] = result{resp.GetLocate(), err}
+		})
+	}
+	wg.Wait()
+	var best *pb.LocateAnswer
+	var unreachable error
+	for _, r := range results {
+		switch a := r.answer; {
+		case r.err != nil:
+			unreachable = r.err
+		case a.GetKnown() && (best == nil || a.GetRepinSeq() > best.GetRepinSeq() || a.GetRepinSeq() == best.GetRepinSeq() && a.GetEpoch() > best.GetEpoch()):
+			best = a
+		}
+	}
+	switch {
+	case best != nil:
+		return transfer.PeerID(best.GetOwnerNodeId()), nil
+	case unreachable != nil:
+		return "", unreachable
+	}
+	return "", failf(ReasonSessionNotFound, "check the tenant and the session id; the engine publishes a session at the end of a turn",
+		"no node knows session %q of tenant %q", ref.GetSessionId(), ref.GetTenant())
+}
+
+// offer asks the source for the session, following at most maxHops forwarding records.
+func (m *migration) offer(ctx context.Context) (event, error) {
+	dr := &m.drive
+	for {
+		err := m.askOffer(ctx)
+		f, refused := errors.AsType[*Failure](err)
+		switch {
+		case err == nil:
+			return evOffered, nil
+		case refused && f.Reason == ReasonNotOwner && f.Meta["owner_node_id"] != "" && f.Meta["owner_node_id"] != string(dr.source):
+			if dr.hops++; dr.hops > maxHops {
+				return 0, failf(ReasonTooManyHops, "name the owner with source_hint", "gave up after %d forwarding hops at node %q", maxHops, dr.source)
+			}
+			dr.source = transfer.PeerID(f.Meta["owner_node_id"])
+		case refused && f.Reason == ReasonSessionNotFound && dr.source == m.demand.hint && dr.hops == 0:
+			// A wrong hint costs a round trip, no more.
+			dr.hops++
+			if dr.source, err = m.d.askAll(ctx, m.demand.ref()); err != nil {
+				return 0, err
+			}
+		default:
+			return 0, err
+		}
+	}
+}
+
+// askOffer makes one offer call and takes the answer over.
+func (m *migration) askOffer(ctx context.Context) error {
+	dr := &m.drive
+	link, err := m.d.links.get(ctx, dr.source)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock() // the renewer reads it
+	dr.link = link
+	m.mu.Unlock()
+	dr.sourceInc, dr.sourceReg = link.Peer().Incarnation, m.d.links.peers[dr.source].Region
+	call := &pb.OfferCall{Session: m.demand.ref(), MigrationId: m.id, Keys: keysToProto(m.demand.keys), DryRun: m.dry}
+	if dr.engine != nil {
+		call.Layout = layoutToProto(dr.engine.layout)
+	}
+	resp, err := m.d.callPeer(ctx, link, &pb.PeerRequest{Call: &pb.PeerRequest_Offer{Offer: call}})
+	if err != nil {
+		return err
+	}
+	return m.takeOffer(resp.GetOffer())
+}
+
+func (m *migration) takeOffer(a *pb.OfferAnswer) error {
+	dr := &m.drive
+	s, err := sessionFromProto(a.GetSession())
+	if err != nil {
+		return err
+	}
+	dr.session = s
+	of := offered{
+		id: a.GetOfferId(), memory: transfer.MemoryID(a.GetMemoryId()), stride: uint64(a.GetStrideBytes()), backlog: a.GetEgressBacklogBytes(),
+		available: int(a.GetBlocksAvailable()),
+	}
+	for _, r := range a.GetSlots() {
+		of.slots = append(of.slots, refFromProto(r))
+	}
+	m.mu.Lock() // the renewer reads it
+	dr.offer = of
+	m.mu.Unlock()
+	if len(dr.offer.slots) > len(s.Keys) || dr.offer.available > len(s.Keys) || !m.dry && dr.offer.available != len(dr.offer.slots) {
+		return failf(ReasonVersionMismatch, "run the same release on both nodes", "the offer has %d slots and %d blocks for %d keys", len(dr.offer.slots), dr.offer.available, len(s.Keys))
+	}
+	if dr.renewer == nil && len(dr.offer.id) > 0 {
+		dr.renewer = m.startRenewer(a.GetLeaseTtl().AsDuration())
+	}
+	if dr.engine == nil {
+		switch matching := m.d.engines.byPin(s.Pin); len(matching) {
+		case 1:
+			dr.engine = matching[0]
+		case 0:
+			return failf(ReasonEngineNotFound, "start an engine with the session's layout, or name another with engine_id", "no engine here has the session's layout (pin %s)", s.Pin)
+		default:
+			return failf(ReasonEngineAmbiguous, "name one with engine_id", "%d engines here have the session's layout", len(matching))
+		}
+	}
+	return nil
+}
+
+// renewer keeps the source's offer alive and its ticket true.
+type renewer struct {
+	kick chan struct{}
+	quit chan struct{}
+	wg   sync.WaitGroup
+}
+
+func (r *renewer) stop() {
+	close(r.quit)
+	r.wg.Wait()
+}
+
+// currentOffer is the offer held now; a delta replaces it.
+func (m *migration) currentOffer() ([]byte, *transfer.Link) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.drive.offer.id, m.drive.link
+}
+
+// startRenewer renews every third of the lease, and at once when the driver says what is wanted.
+func (m *migration) startRenewer(ttl time.Duration) *renewer {
+	r := &renewer{kick: make(chan struct{}, 1), quit: make(chan struct{})} // one kick pending is enough
+	ctx, cancel := context.WithCancel(context.Background())
+	r.wg.Go(func() { <-r.quit; cancel() })
+	r.wg.Go(func() { // owner: the migration; ends in finish
+		tick := time.NewTicker(max(ttl/3, 10*time.Millisecond))
+		defer tick.Stop()
+		for {
+			select {
+			case <-r.quit:
+				return
+			case <-tick.C:
+			case <-r.kick:
+			}
+			id, link := m.currentOffer()
+			if link == nil || len(id) == 0 {
+				continue
+			}
+			// A refusal needs no answer here: the transfer meets it, too.
+			_, _ = m.d.callPeer(ctx, link, &pb.PeerRequest{Call: &pb.PeerRequest_Renew{Renew: &pb.RenewCall{OfferId: id, BytesLeft: m.drive.left.Load()}}})
+		}
+	})
+	return r
+}
+
+// want tells the source what is still wanted, so that its backlog is true for others.
+func (m *migration) want(bytes int64) {
+	m.drive.left.Store(bytes)
+	if m.drive.renewer == nil {
+		return
+	}
+	select {
+	case m.drive.renewer.kick <- struct{}{}:
+	default:
+	}
+}

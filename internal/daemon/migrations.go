@@ -1,0 +1,167 @@
+package daemon
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kvferry/kvferry/kvstore"
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+)
+
+// sessionKey names a session across tenants.
+type sessionKey struct {
+	tenant kvstore.Tenant
+	id     kvstore.SessionID
+}
+
+// migrations is the table of running and remembered migrations.
+type migrations struct {
+	cfg MigrationConfig
+	wg  sync.WaitGroup
+	mu  struct {
+		sync.Mutex
+		byID      map[string]*migration
+		byRequest map[string]*migration
+		bySession map[sessionKey]*migration // running hand-overs
+		order     []*migration              // oldest first
+		active    int
+		closed    bool
+	}
+}
+
+func newMigrations(cfg MigrationConfig) *migrations {
+	t := &migrations{cfg: cfg}
+	t.mu.byID, t.mu.byRequest, t.mu.bySession = map[string]*migration{}, map[string]*migration{}, map[sessionKey]*migration{}
+	return t
+}
+
+// start runs a new migration, or returns the one with the same request id.
+func (t *migrations) start(d *Daemon, q demand) (*migration, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if old := t.mu.byRequest[q.requestID]; old != nil {
+		if old.demand.fingerprint != q.fingerprint {
+			return nil, failf(ReasonRequestMismatch, "use a new request_id, or repeat the request unchanged", "request_id %q was used with other parameters", q.requestID).with("migration_id", old.id)
+		}
+		return old, nil
+	}
+	if t.mu.closed {
+		return nil, failf(ReasonShuttingDown, "ask again when the daemon is back", "the daemon is shutting down")
+	}
+	key := sessionKey{q.tenant, q.session}
+	if old := t.mu.bySession[key]; old != nil && q.session != "" {
+		return nil, failf(ReasonAlreadyMigrating, "wait for it, attach with its request_id, or cancel it", "session %q is being migrated here already (migration %s)", string(q.session), old.id).
+			with("migration_id", old.id).with("request_id", old.demand.requestID)
+	}
+	if t.mu.active >= t.cfg.MaxActive {
+		return nil, failf(ReasonTooManyMigrations, "try again later, or raise migration.max_active", "%d migrations are running", t.mu.active)
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	id := newID()
+	m := &migration{d: d, id: id, demand: q, owner: kvstore.Owner("migration/" + id), cancel: cancel, done: make(chan struct{})}
+	m.drive.held = map[kvstore.BlockKey]kvstore.LeaseID{}
+	m.mu.changed, m.mu.started = make(chan struct{}), time.Now()
+	t.mu.byID[id], t.mu.byRequest[q.requestID] = m, m
+	if q.session != "" {
+		t.mu.bySession[key] = m
+	}
+	t.mu.order = append(t.mu.order, m)
+	t.mu.active++
+	t.wg.Go(func() { m.run(ctx) }) // owner: this table; ends at a terminal state
+	return m, nil
+}
+
+// ended takes m off the running ones and forgets the oldest ended ones beyond the configured number.
+func (t *migrations) ended(m *migration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.active--
+	key := sessionKey{m.demand.tenant, m.demand.session}
+	if t.mu.bySession[key] == m {
+		delete(t.mu.bySession, key)
+	}
+	for i := 0; i < len(t.mu.order) && len(t.mu.order)-t.mu.active > t.cfg.Keep; {
+		old := t.mu.order[i]
+		if !old.state().terminal() {
+			i++
+			continue
+		}
+		t.mu.order = append(t.mu.order[:i], t.mu.order[i+1:]...)
+		delete(t.mu.byID, old.id)
+		delete(t.mu.byRequest, old.demand.requestID)
+	}
+}
+
+// find returns a migration by either id.
+func (t *migrations) find(id, requestID string) (*migration, error) {
+	if (id == "") == (requestID == "") {
+		return nil, invalid("migration_id, request_id", []string{id, requestID}, "given, exactly one of them")
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := t.mu.byID[id]
+	if id == "" {
+		m = t.mu.byRequest[requestID]
+	}
+	if m == nil {
+		return nil, failf(ReasonMigrationNotFound, "`kvferry migrations list` shows those that are remembered", "no migration %q", id+requestID)
+	}
+	return m, nil
+}
+
+// list returns migrations, newest first.
+func (t *migrations) list(tenant string, activeOnly bool, limit int) []*migration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []*migration
+	for i := len(t.mu.order) - 1; i >= 0 && len(out) < limit; i-- {
+		m := t.mu.order[i]
+		if tenant != "" && string(m.demand.tenant) != tenant || activeOnly && m.state().terminal() {
+			continue
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+func (t *migrations) active() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.active
+}
+
+// landing names the running migration that brings a block, if one does, and when its last page is expected.
+func (t *migrations) landing(tenant kvstore.Tenant, k kvstore.BlockKey) (id string, in *durationpb.Duration) {
+	for _, m := range t.list(string(tenant), true, 1<<30) {
+		if m.demand.tenant != tenant || !m.lands(k) {
+			continue
+		}
+		snap, _ := m.snapshot()
+		return m.id, expectedIn(snap.GetProgress())
+	}
+	return "", nil
+}
+
+// expectedIn extrapolates a transfer; nil when nothing has landed yet.
+func expectedIn(p *pb.MigrationProgress) *durationpb.Duration {
+	if p.GetPagesDone() == 0 || p.GetElapsed() == nil {
+		return nil
+	}
+	left := float64(p.GetPagesTotal()-p.GetPagesDone()) / float64(p.GetPagesDone())
+	return durationpb.New(time.Duration(left * float64(p.GetElapsed().AsDuration())))
+}
+
+// close ends all migrations and waits for them.
+func (t *migrations) close() {
+	t.mu.Lock()
+	t.mu.closed = true
+	running := append([]*migration(nil), t.mu.order...)
+	t.mu.Unlock()
+	for _, m := range running {
+		m.cancel(errShutdown)
+	}
+	t.wg.Wait()
+}

@@ -1,0 +1,213 @@
+package daemon
+
+import (
+	"cmp"
+	"crypto/rand"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvferry/kvferry/kvstore"
+	"github.com/kvferry/kvferry/transfer"
+)
+
+// offerID is a random capability: who has it may read the offered slots.
+type offerID [16]byte
+
+// offer is a lease on a session's blocks for one puller, with a ticket in the egress queue.
+type offer struct {
+	id        offerID
+	seq       uint64 // order of the tickets
+	peer      transfer.PeerID
+	migration string
+	arena     *kvstore.Arena
+	lease     kvstore.LeaseID
+	refs      []kvstore.SlotRef
+	bytesLeft int64 // what the puller still wants, the ticket's size
+	expires   time.Time
+	renewed   time.Time
+}
+
+// offers are the leases that this node has given to pullers, and at the same time the egress queue: the source's uplink
+// is shared by all of them, so only the source knows what waits before a ticket.
+type offers struct {
+	ttl time.Duration
+	mu  struct {
+		sync.Mutex
+		byID map[offerID]*offer
+		seq  uint64
+	}
+}
+
+func newOffers(ttl time.Duration) *offers {
+	o := &offers{ttl: ttl}
+	o.mu.byID = map[offerID]*offer{}
+	return o
+}
+
+// maxOffers bounds the table; each offer holds leases, so the arenas bound it too.
+const maxOffers = 1 << 14
+
+// make leases the longest present prefix of keys to peer and draws a ticket. It returns the offer and the bytes queued
+// before it. A peer's earlier offer for the same migration stays until ended or expired.
+func (o *offers) make(e *engine, peer transfer.PeerID, migration string, tenant kvstore.Tenant, keys []kvstore.BlockKey) (*offer, int64, error) {
+	lease, refs, n, err := e.arena.AcquirePrefix(kvstore.Owner("peer/"+string(peer)), tenant, keys, o.ttl)
+	if err != nil {
+		return nil, 0, err
+	}
+	of := &offer{
+		peer: peer, migration: migration, arena: e.arena, lease: lease, refs: refs,
+		bytesLeft: int64(n) * e.layout.BlockBytes(), expires: time.Now().Add(o.ttl), renewed: time.Now(),
+	}
+	_, _ = rand.Read(of.id[:]) // never fails
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.mu.byID) >= maxOffers {
+		if n > 0 {
+			_ = e.arena.Release(lease)
+		}
+		return nil, 0, failf(ReasonTooManyMigrations, "wait for migrations to end, then ask again", "%d offers are out already", maxOffers)
+	}
+	o.mu.seq++
+	of.seq = o.mu.seq
+	before := o.backlogLocked(of.seq)
+	o.mu.byID[of.id] = of
+	return of, before, nil
+}
+
+func (o *offers) backlogLocked(before uint64) int64 {
+	var sum int64
+	for _, of := range o.mu.byID {
+		if of.seq < before {
+			sum += of.bytesLeft
+		}
+	}
+	return sum
+}
+
+// backlog is what all offers still want, bytes.
+func (o *offers) backlog() int64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.backlogLocked(o.mu.seq + 1)
+}
+
+// count is how many offers are out.
+func (o *offers) count() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.mu.byID)
+}
+
+// lookup finds a live offer. peer "" is any (the id is a capability).
+func (o *offers) lookupLocked(id []byte, peer transfer.PeerID) (*offer, error) {
+	if len(id) != len(offerID{}) {
+		return nil, invalid("offer_id", len(id), "16 bytes, as in the offer")
+	}
+	of := o.mu.byID[offerID(id)]
+	if of == nil || peer != "" && of.peer != peer || time.Now().After(of.expires) {
+		return nil, failf(ReasonLeaseExpired, "ask for a new offer", "the offer is gone: it was ended, or saw no progress for %v", o.ttl)
+	}
+	return of, nil
+}
+
+// progress notes that the holder of token reads from arena, which keeps its lease alive, and returns the lease.
+func (o *offers) progress(token []byte, arena *kvstore.Arena) (kvstore.LeaseID, error) {
+	o.mu.Lock()
+	of, err := o.lookupLocked(token, "")
+	if err == nil && of.arena != arena {
+		err = failf(ReasonLeaseNotFound, "use the offer's memory", "the offer is for another arena")
+	}
+	if err != nil {
+		o.mu.Unlock()
+		return 0, err
+	}
+	now := time.Now()
+	renew := now.Sub(of.renewed) > o.ttl/8
+	of.expires = now.Add(o.ttl)
+	if renew {
+		of.renewed = now
+	}
+	lease := of.lease
+	o.mu.Unlock()
+	if renew {
+		if err := arena.Renew(lease, o.ttl); err != nil {
+			return 0, err
+		}
+	}
+	return lease, nil
+}
+
+// served takes bytes off the ticket.
+func (o *offers) served(token []byte, bytes int64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if of, err := o.lookupLocked(token, ""); err == nil {
+		of.bytesLeft = max(0, of.bytesLeft-bytes)
+	}
+}
+
+// renew keeps an offer and corrects its ticket to what the puller says it still wants.
+func (o *offers) renew(id []byte, peer transfer.PeerID, bytesLeft int64) error {
+	if bytesLeft < 0 {
+		return invalid("bytes_left", bytesLeft, "0 or more")
+	}
+	o.mu.Lock()
+	of, err := o.lookupLocked(id, peer)
+	if err == nil {
+		of.expires, of.renewed, of.bytesLeft = time.Now().Add(o.ttl), time.Now(), bytesLeft
+	}
+	o.mu.Unlock()
+	if err != nil || len(of.refs) == 0 {
+		return err
+	}
+	return of.arena.Renew(of.lease, o.ttl)
+}
+
+// find returns an offer's arena and slots.
+func (o *offers) find(id []byte, peer transfer.PeerID) (*offer, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.lookupLocked(id, peer)
+}
+
+// end releases an offer. Ending one that is gone is not an error: late and duplicate ends are expected.
+func (o *offers) end(id []byte, peer transfer.PeerID) error {
+	o.mu.Lock()
+	of, err := o.lookupLocked(id, peer)
+	if err == nil {
+		delete(o.mu.byID, of.id)
+	}
+	o.mu.Unlock()
+	if err != nil {
+		if f := classify(err); f.Reason == ReasonLeaseExpired {
+			return nil
+		}
+		return err
+	}
+	of.release()
+	return nil
+}
+
+func (of *offer) release() {
+	if len(of.refs) > 0 {
+		_ = of.arena.Release(of.lease) // an expired lease is released already
+	}
+}
+
+// sweep releases offers that have seen no progress.
+func (o *offers) sweep(now time.Time) (ended []*offer) {
+	o.mu.Lock()
+	for id, of := range o.mu.byID {
+		if now.After(of.expires) {
+			ended = append(ended, of)
+			delete(o.mu.byID, id)
+		}
+	}
+	o.mu.Unlock()
+	slices.SortFunc(ended, func(a, b *offer) int { return cmp.Compare(a.seq, b.seq) })
+	for _, of := range ended {
+		of.release()
+	}
+	return ended
+}

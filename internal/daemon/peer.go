@@ -1,0 +1,271 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kvferry/kvferry/kvstore"
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+	"github.com/kvferry/kvferry/transfer"
+)
+
+// codeFailure is the call code whose details hold a google.rpc.Status made from a Failure.
+const codeFailure = transfer.CodeUser
+
+// answerPeer is the transfer.Config.Handler: one control call of a peer.
+func (d *Daemon) answerPeer(ctx context.Context, from transfer.Peer, payload []byte) ([]byte, error) {
+	var req pb.PeerRequest
+	if err := proto.Unmarshal(payload, &req); err != nil {
+		return nil, peerFailure(failf(ReasonVersionMismatch, "run the same release on both nodes", "the call can't be decoded: %v", err))
+	}
+	resp := &pb.PeerResponse{}
+	var err error
+	switch call := req.GetCall().(type) {
+	case *pb.PeerRequest_Locate:
+		resp.Answer = &pb.PeerResponse_Locate{Locate: d.answerLocate(call.Locate)}
+	case *pb.PeerRequest_Offer:
+		var a *pb.OfferAnswer
+		a, err = d.answerOffer(from, call.Offer)
+		resp.Answer = &pb.PeerResponse_Offer{Offer: a}
+	case *pb.PeerRequest_Renew:
+		err = d.offers.renew(call.Renew.GetOfferId(), from.ID, call.Renew.GetBytesLeft())
+		resp.Answer = &pb.PeerResponse_Renew{Renew: &pb.RenewAnswer{LeaseTtl: durationpb.New(d.cfg.Migration.LeaseTTL)}}
+	case *pb.PeerRequest_EndOffer:
+		err = d.offers.end(call.EndOffer.GetOfferId(), from.ID)
+		resp.Answer = &pb.PeerResponse_EndOffer{EndOffer: &pb.EndOfferAnswer{}}
+	case *pb.PeerRequest_HandOver:
+		var a *pb.HandOverAnswer
+		a, err = d.answerHandOver(ctx, from, call.HandOver)
+		resp.Answer = &pb.PeerResponse_HandOver{HandOver: a}
+	case *pb.PeerRequest_Accuse:
+		var a *pb.AccuseAnswer
+		a, err = d.answerAccuse(ctx, from, call.Accuse)
+		resp.Answer = &pb.PeerResponse_Accuse{Accuse: a}
+	case *pb.PeerRequest_Yield:
+		err = d.answerYield(from, call.Yield)
+		resp.Answer = &pb.PeerResponse_Yield{Yield: &pb.YieldAnswer{}}
+	default:
+		err = failf(ReasonVersionMismatch, "run the same release on both nodes", "the call is of a kind that this release does not know")
+	}
+	if err != nil {
+		return nil, peerFailure(err)
+	}
+	return proto.Marshal(resp)
+}
+
+// peerFailure packs err for the caller.
+func peerFailure(err error) error {
+	f := classify(err)
+	details, merr := proto.Marshal(f.proto())
+	if merr != nil {
+		details = nil
+	}
+	return &transfer.RemoteError{Code: codeFailure, Message: f.Error(), Details: details}
+}
+
+// callPeer makes one control call and unpacks its failure. It is bounded by the configured call time-out.
+func (d *Daemon) callPeer(ctx context.Context, link *transfer.Link, req *pb.PeerRequest) (*pb.PeerResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, d.cfg.Migration.CallTimeout)
+	defer cancel()
+	payload, err := proto.Marshal(req)
+	if err != nil {
+		return nil, fmt.Errorf("encode call: %w", err)
+	}
+	answer, err := link.Call(ctx, payload)
+	if err != nil {
+		if re, ok := errors.AsType[*transfer.RemoteError](err); ok && re.Code == codeFailure {
+			return nil, failureFromDetails(re)
+		}
+		return nil, fmt.Errorf("call node %q: %w", link.Peer().ID, err)
+	}
+	var resp pb.PeerResponse
+	if err := proto.Unmarshal(answer, &resp); err != nil {
+		return nil, failf(ReasonVersionMismatch, "run the same release on both nodes", "the answer of node %q can't be decoded: %v", link.Peer().ID, err)
+	}
+	return &resp, nil
+}
+
+// answerLocate says what this node knows of a session.
+func (d *Daemon) answerLocate(call *pb.LocateCall) *pb.LocateAnswer {
+	tenant, id, err := sessionRefFromProto(call.GetSession())
+	if err != nil {
+		return &pb.LocateAnswer{}
+	}
+	s, err := d.sessions.Get(tenant, id)
+	if err != nil {
+		return &pb.LocateAnswer{}
+	}
+	return &pb.LocateAnswer{Known: true, OwnerNodeId: string(s.Owner), Epoch: s.Epoch, RepinSeq: s.RepinSeq}
+}
+
+// answerOffer leases a session's blocks (or named blocks) to the caller, or prices them in a dry run.
+func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferAnswer, error) {
+	tenant := kvstore.Tenant(call.GetSession().GetTenant())
+	session := kvstore.Session{Tenant: tenant}
+	var candidates []*engine
+	if len(call.GetKeys()) > 0 {
+		keys, err := keysFromProto("keys", call.GetKeys(), maxKeysPerCall, false)
+		if err != nil {
+			return nil, err
+		}
+		session.Keys = keys
+		candidates = d.engines.list()
+	} else {
+		_, id, err := sessionRefFromProto(call.GetSession())
+		if err != nil {
+			return nil, err
+		}
+		if session, err = d.sessions.Get(tenant, id); err != nil {
+			return nil, err
+		}
+		// The recorded owner may ask, too: the answer that made it the owner may have been lost.
+		if session.Owner != d.self && session.Owner != kvstore.NodeID(from.ID) {
+			return nil, &kvstore.NotOwnerError{Tenant: tenant, ID: id, Owner: session.Owner, Epoch: session.Epoch}
+		}
+		candidates = d.engines.byPin(session.Pin)
+		if call.GetLayout() != nil {
+			if err := d.checkLayout(call.GetLayout(), session); err != nil {
+				return nil, err
+			}
+		}
+	}
+	e := mostPresent(candidates, tenant, session.Keys)
+	if len(call.GetKeys()) > 0 && call.GetLayout() != nil && e != nil {
+		want, err := layoutFromProto(call.GetLayout())
+		if err != nil {
+			return nil, err
+		}
+		if diff := want.Diff(e.layout); len(diff) > 0 {
+			return nil, layoutMismatch("the layouts of source and destination differ", "the destination", "the source", diff)
+		}
+	}
+	answer := &pb.OfferAnswer{Session: sessionToProto(session), LeaseTtl: durationpb.New(d.cfg.Migration.LeaseTTL), EgressBacklogBytes: d.offers.backlog()}
+	if e == nil { // the blocks died with an earlier incarnation; the session can still be handed over
+		return answer, nil
+	}
+	answer.MemoryId, answer.StrideBytes, answer.Layout = uint32(e.memory), e.layout.Stride(), layoutToProto(e.layout)
+	if call.GetDryRun() {
+		answer.BlocksAvailable = int64(presentPrefix(e.arena, tenant, session.Keys))
+		return answer, nil
+	}
+	if !e.writeThrough {
+		e.publish(&pb.EventsResponse{Event: &pb.EventsResponse_PublishNow{PublishNow: &pb.PublishNow{Session: call.GetSession(), MigrationId: call.GetMigrationId()}}})
+	}
+	of, before, err := d.offers.make(e, from.ID, call.GetMigrationId(), tenant, session.Keys)
+	if err != nil {
+		return nil, err
+	}
+	answer.Slots, answer.BlocksAvailable = refsToProto(of.refs), int64(len(of.refs))
+	answer.OfferId, answer.EgressBacklogBytes = of.id[:], before
+	return answer, nil
+}
+
+// checkLayout compares the destination's layout with the session's, field by field where an engine here has it.
+func (d *Daemon) checkLayout(theirs *pb.Layout, s kvstore.Session) error {
+	want, err := layoutFromProto(theirs)
+	if err != nil {
+		return err
+	}
+	if want.Pin() == s.Pin {
+		return nil
+	}
+	for _, e := range d.engines.byPin(s.Pin) {
+		return layoutMismatch("the layouts of source and destination differ", "the destination", "the source", want.Diff(e.layout))
+	}
+	return failf(ReasonLayoutMismatch, "run both engines with the same model, layout and hashing",
+		"the session's layout pin is %s, the destination's is %s", s.Pin, want.Pin())
+}
+
+// mostPresent is the engine that holds the longest prefix of keys; nil without candidates.
+func mostPresent(candidates []*engine, t kvstore.Tenant, keys []kvstore.BlockKey) *engine {
+	var best *engine
+	most := -1
+	for _, e := range candidates {
+		if n := presentPrefix(e.arena, t, keys); n > most {
+			best, most = e, n
+		}
+	}
+	return best
+}
+
+// presentPrefix is how many leading keys are present.
+func presentPrefix(a *kvstore.Arena, t kvstore.Tenant, keys []kvstore.BlockKey) int {
+	for i, k := range keys {
+		if st, _ := a.Lookup(t, k); st != kvstore.BlockPresent {
+			return i
+		}
+	}
+	return len(keys)
+}
+
+// answerHandOver is the compare-and-set; the forwarding record is on disk when it returns.
+func (d *Daemon) answerHandOver(ctx context.Context, from transfer.Peer, call *pb.HandOverCall) (*pb.HandOverAnswer, error) {
+	tenant, id, err := sessionRefFromProto(call.GetSession())
+	if err != nil {
+		return nil, err
+	}
+	res, err := d.sessions.HandOver(kvstore.HandOver{
+		Tenant: tenant, ID: id, Migration: call.GetMigrationId(), To: kvstore.NodeID(from.ID), Epoch: call.GetEpoch(),
+		Version: call.GetVersion(), Tokens: call.GetTokens(), RepinSeq: call.GetRepinSeq(), AcceptStale: call.GetAcceptStale(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if res.Outcome != kvstore.Moved {
+		return &pb.HandOverAnswer{Epoch: res.Epoch, Grown: sessionToProto(res.Session)}, nil
+	}
+	d.log.LogAttrs(ctx, slog.LevelInfo, "session handed over", slog.String("session_id", string(id)), slog.String("to", string(from.ID)),
+		slog.Uint64("epoch", res.Epoch), slog.String("migration_id", call.GetMigrationId()))
+	d.flip(tenant, id, kvstore.NodeID(from.ID), res.Epoch)
+	return &pb.HandOverAnswer{Moved: true, Epoch: res.Epoch, StaleTailTokens: res.StaleTailTokens}, nil
+}
+
+// answerAccuse re-verifies one of our own blocks and drops it when it is bad.
+func (d *Daemon) answerAccuse(ctx context.Context, from transfer.Peer, call *pb.AccuseCall) (*pb.AccuseAnswer, error) {
+	of, err := d.offers.find(call.GetOfferId(), from.ID)
+	if err != nil {
+		return nil, err
+	}
+	ref := refFromProto(call.GetSlot())
+	err = of.arena.VerifyBlock(ref)
+	if err == nil {
+		return &pb.AccuseAnswer{}, nil
+	}
+	if !errors.Is(err, kvstore.ErrChecksumMismatch) {
+		return nil, err
+	}
+	d.log.LogAttrs(ctx, slog.LevelError, "own block is corrupt", slog.String("arena", of.arena.Path()), slog.String("slot", ref.String()), slog.Any("error", err))
+	if err := of.arena.DropBlock(ref); err != nil {
+		return nil, err
+	}
+	return &pb.AccuseAnswer{Dropped: true}, nil
+}
+
+// answerYield gives up a session that the caller owns by a higher (repin_seq, epoch).
+func (d *Daemon) answerYield(from transfer.Peer, call *pb.YieldCall) error {
+	tenant, id, err := sessionRefFromProto(call.GetSession())
+	if err != nil {
+		return err
+	}
+	if err := d.sessions.Yield(tenant, id, kvstore.NodeID(from.ID), call.GetEpoch(), call.GetRepinSeq()); err != nil {
+		return err
+	}
+	d.flip(tenant, id, kvstore.NodeID(from.ID), call.GetEpoch())
+	return nil
+}
+
+// flip tells every engine who owns a session from here on.
+func (d *Daemon) flip(t kvstore.Tenant, id kvstore.SessionID, owner kvstore.NodeID, epoch uint64) {
+	ev := &pb.EventsResponse{Event: &pb.EventsResponse_Flip{Flip: &pb.Flip{
+		Session:     &pb.SessionRef{Tenant: string(t), SessionId: string(id)},
+		OwnerNodeId: string(owner), Epoch: epoch,
+	}}}
+	for _, e := range d.engines.list() {
+		e.publish(ev)
+	}
+}

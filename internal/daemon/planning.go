@@ -1,0 +1,127 @@
+package daemon
+
+import (
+	"github.com/kvferry/kvferry/kvstore"
+	"github.com/kvferry/kvferry/planner"
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+	"github.com/kvferry/kvferry/transfer"
+)
+
+// inputs is everything one decision rests on.
+type inputs struct {
+	request planner.Request
+	model   planner.Model
+	compute planner.Compute
+	link    planner.Link
+}
+
+// planInputs gathers what is known about the session, the engine and the link.
+func (d *Daemon) planInputs(e *engine, link *transfer.Link, s kvstore.Session, present, missing int, backlog int64, q demand) inputs {
+	n := e.layout.BlockTokens
+	in := inputs{
+		request: planner.Request{
+			PrefixTokens: s.Tokens, PresentTokens: min(int64(present)*int64(n), s.Tokens), MissingBytes: planner.Bytes(int64(missing) * e.layout.BlockBytes()),
+			RoundTrips: d.cfg.Link.RoundTrips, Deadline: q.deadline, Only: planner.ModeNone,
+			Redirect: planner.Redirect{Allowed: q.redirectAllowed, ExpectedTurns: q.expectedTurns},
+		},
+		model: planner.Model{
+			Name: e.layout.ModelID, BytesPerToken: planner.Bytes(e.layout.TokenBytes()), BlockTokens: n, Layers: e.layout.Layers,
+			AttnHeadDim: float64(e.layout.HeadDim),
+		},
+		compute: computeOf(e.speed()),
+		link:    d.linkInputs(link, backlog),
+	}
+	if missing == 0 {
+		in.request.MissingBytes = -1 // nothing; zero would mean "derive it"
+	}
+	if sp := e.speed(); sp != nil {
+		in.model.ParamsActive, in.model.QueryHeads = sp.GetParamsActive(), int(sp.GetQueryHeads())
+	}
+	return in
+}
+
+// computeOf is what the planner knows of an engine's prefill. An engine that said nothing is unknown, not fast.
+func computeOf(sp *pb.PrefillSpeed) planner.Compute {
+	switch {
+	case sp.GetSecondsPerToken() > 0:
+		return planner.Compute{SecondsPerToken: sp.GetSecondsPerToken(), Source: "measured by the engine"}
+	case sp.GetPeakFlops() > 0:
+		return planner.Compute{PeakFLOPS: sp.GetPeakFlops(), MFU: sp.GetMfu(), Source: "the engine's peak FLOPS and MFU"}
+	}
+	return planner.Compute{Source: "unknown: the engine gave no prefill speed"}
+}
+
+// linkInputs is what the planner knows of a link: measured where a transfer has been timed lately, else the prior.
+func (d *Daemon) linkInputs(link *transfer.Link, backlog int64) planner.Link {
+	st := link.Stats()
+	out := planner.Link{
+		RTT: st.RTTSmoothed, Stripes: st.Stripes, EgressBacklog: planner.Bytes(backlog), BacklogKnown: true,
+	}
+	if st.GoodputKnown && st.GoodputAge <= goodputMaxAge {
+		out.Goodput, out.Age, out.Source = planner.Rate(8*st.Goodput), st.GoodputAge, "past transfers on this link"
+		return out
+	}
+	out.Cold = true
+	if p := d.links.peers[link.Peer().ID]; p.PriorBps > 0 {
+		out.PriorGoodput, out.Source = planner.Rate(p.PriorBps), "peers.prior_bps"
+	}
+	return out
+}
+
+// Evaluate prices modes from plain numbers: PlannerService.Evaluate without a daemon.
+func Evaluate(req *pb.EvaluateRequest) (*pb.EvaluateResponse, error) {
+	model, err := modelFromProto(req.GetModel())
+	if err != nil {
+		return nil, err
+	}
+	c, l, q := req.GetCompute(), req.GetLink(), req.GetDemand()
+	compute := planner.Compute{
+		PeakFLOPS: c.GetPeakFlops(), MFU: c.GetMfu(), SecondsPerToken: c.GetSecondsPerToken(), FixedSeconds: c.GetFixedSeconds(),
+		QueueSeconds: c.GetQueueSeconds(), QueueKnown: true, PrefillUnavailable: c.GetUnavailable(), Source: "given",
+	}
+	link := planner.Link{
+		RTT: l.GetRtt().AsDuration(), Stripes: int(l.GetStripes()), Cold: l.GetCold(), EgressBacklog: planner.Bytes(l.GetEgressBacklogBytes()), BacklogKnown: true,
+	}
+	if l.GetMeasured() {
+		link.Goodput = planner.Rate(l.GetGoodputBps())
+	} else {
+		link.PriorGoodput = planner.Rate(l.GetGoodputBps())
+	}
+	trips := l.GetRoundTrips()
+	if trips == 0 {
+		trips = 1
+	}
+	request := planner.Request{
+		PrefixTokens: q.GetPrefixTokens(), PresentTokens: q.GetPresentTokens(), RoundTrips: trips, Deadline: q.GetDeadline().AsDuration(),
+		Redirect: planner.Redirect{Allowed: q.GetRedirectAllowed(), ExpectedTurns: q.GetExpectedTurns(), DeltaRTT: q.GetRedirectExtraRtt().AsDuration()},
+	}
+	decision, err := planner.Decide(request, model, compute, link)
+	if err != nil {
+		return nil, err
+	}
+	crossover, crosses := planner.Crossover(model, compute, link)
+	return &pb.EvaluateResponse{Plan: planToProto(decision, compute.Source, crossover, crosses)}, nil
+}
+
+// modelFromProto fills zero fields from the named preset.
+func modelFromProto(m *pb.PlannerModel) (planner.Model, error) {
+	out := planner.Model{
+		Name: m.GetPreset(), BytesPerToken: planner.Bytes(m.GetBytesPerToken()), BlockTokens: int(m.GetBlockTokens()), ParamsActive: m.GetParamsActive(),
+		Layers: int(m.GetLayers()), QueryHeads: int(m.GetQueryHeads()), AttnHeadDim: m.GetAttentionHeadDim(),
+	}
+	if m.GetPreset() == "" {
+		out.BlockTokens = orDefault(out.BlockTokens, 16)
+		return out, nil
+	}
+	p, err := kvstore.PresetByName(m.GetPreset())
+	if err != nil {
+		return out, err
+	}
+	out.BytesPerToken = orDefault(out.BytesPerToken, planner.Bytes(p.Layout.TokenBytes()))
+	out.BlockTokens = orDefault(out.BlockTokens, p.Layout.BlockTokens)
+	out.ParamsActive = orDefault(out.ParamsActive, p.ParamsActive-p.ParamsEmbedding)
+	out.Layers = orDefault(out.Layers, p.Layout.Layers)
+	out.QueryHeads = orDefault(out.QueryHeads, p.QueryHeads)
+	out.AttnHeadDim = orDefault(out.AttnHeadDim, p.AttnHeadDim)
+	return out, nil
+}

@@ -1,0 +1,96 @@
+package daemon
+
+import (
+	"context"
+	"runtime"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+)
+
+// regionService is RegionService.
+type regionService struct {
+	pb.UnimplementedRegionServiceServer
+	d *Daemon
+}
+
+func (d *Daemon) nodeProto() *pb.Node {
+	return &pb.Node{NodeId: d.cfg.Node.ID, RegionId: d.cfg.Node.Region, Incarnation: d.incarnation}
+}
+
+// Status describes the node.
+func (s *regionService) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusResponse, error) {
+	d := s.d
+	resp := &pb.StatusResponse{
+		Node: d.nodeProto(), Version: d.version, Uptime: durationpb.New(time.Since(d.started)), ActiveMigrations: int64(d.migrations.active()),
+		EgressBacklogBytes: d.offers.backlog(), Goroutines: int64(runtime.NumGoroutine()), Offers: int64(d.offers.count()), Gpu: d.gpu(ctx),
+	}
+	for _, e := range d.engines.list() {
+		st, pin := e.arena.Stats(), e.layout.Pin()
+		e.mu.Lock()
+		software := e.mu.software
+		e.mu.Unlock()
+		resp.Arenas = append(resp.Arenas, &pb.ArenaStatus{
+			EngineId: e.id, Engine: software, Layout: layoutToProto(e.layout), LayoutPin: pin[:], Path: e.arena.Path(), BlockBytes: e.layout.BlockBytes(),
+			Slots: int64(st.SlotsTotal), SlotsFree: int64(st.SlotsFree), SlotsReserved: int64(st.SlotsReserved), SlotsCommitted: int64(st.SlotsCommitted),
+			SlotsDraining: int64(st.SlotsDraining), Leases: int64(st.Leases), LeasedBlocks: int64(st.LeasedBlocks), Evictions: st.Evictions,
+			PinnedBytes: st.PinnedBytes, PinNote: st.PinError, ChecksumFailures: st.SumFailures,
+		})
+	}
+	return resp, nil
+}
+
+// ListSessions lists the directory's records.
+func (s *regionService) ListSessions(_ context.Context, req *pb.ListSessionsRequest) (*pb.ListSessionsResponse, error) {
+	resp := &pb.ListSessionsResponse{}
+	for _, sess := range s.d.sessions.List() {
+		if req.GetTenant() != "" && req.GetTenant() != string(sess.Tenant) {
+			continue
+		}
+		st := &pb.SessionStatus{Session: sessionToProto(sess)}
+		if e := mostPresent(s.d.engines.byPin(sess.Pin), sess.Tenant, sess.Keys); e != nil {
+			st.BlocksPresent = int64(len(sess.Keys) - missingBlocks(e.arena, sess.Tenant, sess.Keys))
+		}
+		resp.Sessions = append(resp.Sessions, st)
+	}
+	return resp, nil
+}
+
+// ListLinks lists peers and links.
+func (s *regionService) ListLinks(context.Context, *pb.ListLinksRequest) (*pb.ListLinksResponse, error) {
+	resp := &pb.ListLinksResponse{}
+	for _, v := range s.d.links.views() {
+		l := &pb.LinkStatus{
+			Peer: &pb.Node{NodeId: string(v.peer), RegionId: v.config.Region}, Address: v.config.Address, Connected: v.connected,
+		}
+		if v.err != nil {
+			l.Error = classify(v.err).Error()
+		}
+		if v.connected {
+			st := v.stats
+			l.Peer.Incarnation = v.incarnation
+			l.Stripes, l.BytesSent, l.BytesReceived, l.PacketsLost = uint32(st.Stripes), int64(st.BytesSent), int64(st.BytesReceived), int64(st.PacketsLost)
+			l.RttMin, l.RttSmoothed = durationpb.New(st.RTTMin), durationpb.New(st.RTTSmoothed)
+			l.EgressBacklogBytes, l.Transfers = st.QueuedBytes, int64(st.Transfers)
+		}
+		if v.connected && v.stats.GoodputKnown {
+			l.GoodputBps, l.Measured, l.Age = 8*v.stats.Goodput, true, durationpb.New(v.stats.GoodputAge)
+		} else {
+			l.GoodputBps = max(0, v.config.PriorBps)
+		}
+		resp.Links = append(resp.Links, l)
+	}
+	return resp, nil
+}
+
+// plannerService is PlannerService.
+type plannerService struct {
+	pb.UnimplementedPlannerServiceServer
+}
+
+// Evaluate prices modes from plain numbers.
+func (plannerService) Evaluate(_ context.Context, req *pb.EvaluateRequest) (*pb.EvaluateResponse, error) {
+	return Evaluate(req)
+}
