@@ -1,0 +1,17 @@
+package main
+
+import "github.com/spf13/cobra"
+
+// commands lists the commands in the order of the help, which sorts by name. One file a command.
+func (a *app) commands() []*cobra.Command {
+	return []*cobra.Command{
+		a.newPlan(),
+		a.newMigrate(),
+		a.newMigrations(),
+		a.newSessions(),
+		a.newLinks(),
+		a.newStatus(),
+		a.newCerts(),
+		a.newVersion(),
+	}
+}

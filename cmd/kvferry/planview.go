@@ -1,0 +1,133 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/kvferry/kvferry/planner"
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+)
+
+// planView is a decision with everything that led to it.
+type planView struct {
+	Winner          string                  `json:"winner"`
+	RunnerUp        string                  `json:"runner_up"`
+	MarginSeconds   float64                 `json:"margin_seconds"`
+	MarginRatio     float64                 `json:"margin_ratio"`
+	Reason          string                  `json:"reason"`
+	LinkSource      string                  `json:"link_source"`
+	ComputeSource   string                  `json:"compute_source"`
+	CrossoverTokens *float64                `json:"crossover_tokens"`
+	Modes           map[string]modePlanView `json:"modes"`
+}
+
+// modePlanView is one mode, priced.
+type modePlanView struct {
+	// Seconds is null when an input is missing and the mode has no price.
+	Seconds       *float64       `json:"seconds"`
+	Terms         []planTermView `json:"terms"`
+	Eligible      bool           `json:"eligible"`
+	Reason        string         `json:"reason"`
+	Bytes         int64          `json:"bytes"`
+	PrefillTokens int64          `json:"prefill_tokens"`
+}
+
+// planTermView is one addend.
+type planTermView struct {
+	Name    string  `json:"name"`
+	Seconds float64 `json:"seconds"`
+	Note    string  `json:"note"`
+}
+
+// planModes are the modes that are shown, in order.
+var planModes = []planner.Mode{planner.ModeRedirect, planner.ModeFetch, planner.ModeRecompute}
+
+// viewPlan reads a daemon's plan; nil for none.
+func viewPlan(p *pb.Plan) *planView {
+	if p == nil {
+		return nil
+	}
+	v := &planView{
+		Winner: modeName(p.GetWinner()), RunnerUp: modeName(p.GetRunnerUp()), MarginSeconds: p.GetMarginSeconds(), MarginRatio: p.GetMarginRatio(),
+		Reason: p.GetReason(), LinkSource: p.GetLinkSource(), ComputeSource: p.GetComputeSource(), CrossoverTokens: p.CrossoverTokens,
+		Modes: map[string]modePlanView{},
+	}
+	for _, m := range p.GetModes() {
+		mv := modePlanView{Eligible: m.GetEligible(), Reason: m.GetReason(), Bytes: m.GetBytes(), PrefillTokens: m.GetPrefillTokens(), Terms: []planTermView{}}
+		for _, t := range m.GetTerms() {
+			mv.Terms = append(mv.Terms, planTermView{t.GetName(), t.GetSeconds(), t.GetNote()})
+		}
+		if len(mv.Terms) > 0 {
+			s := m.GetSeconds()
+			mv.Seconds = &s
+		}
+		v.Modes[modeName(m.GetMode())] = mv
+	}
+	return v
+}
+
+// viewDecision reads a decision made in this process.
+func viewDecision(d planner.Decision, computeSource string, crossover *float64) *planView {
+	name := func(m planner.Mode) string {
+		if m == planner.ModeNone {
+			return ""
+		}
+		return m.String()
+	}
+	v := &planView{
+		Winner: name(d.Winner), RunnerUp: name(d.RunnerUp), MarginSeconds: d.MarginSeconds, MarginRatio: d.MarginRatio,
+		Reason: d.Reason, LinkSource: d.LinkSource, ComputeSource: computeSource, CrossoverTokens: crossover, Modes: map[string]modePlanView{},
+	}
+	for _, m := range planModes {
+		p, ok := d.Plan(m)
+		if !ok {
+			continue
+		}
+		mv := modePlanView{Eligible: p.Eligible, Reason: p.Reason, Bytes: int64(p.Bytes), PrefillTokens: p.Tokens, Terms: []planTermView{}}
+		for _, t := range p.Terms {
+			mv.Terms = append(mv.Terms, planTermView{t.Name, t.Seconds, t.Note})
+		}
+		if p.Priced {
+			mv.Seconds = &p.Seconds
+		}
+		v.Modes[m.String()] = mv
+	}
+	return v
+}
+
+// table writes a plan for a person: the modes, then the terms of each, then why.
+func (v *planView) table(w io.Writer) {
+	row(w, "MODE", "TIME", "MOVES", "PREFILLS", "")
+	for _, m := range planModes {
+		p, ok := v.Modes[m.String()]
+		if !ok {
+			continue
+		}
+		note := p.Reason
+		if m.String() == v.Winner {
+			note = "<- chosen"
+		} else if p.Eligible && note == "" {
+			note = "possible"
+		}
+		price := "unknown"
+		if p.Seconds != nil {
+			price = secondsText(*p.Seconds)
+		}
+		row(w, m, price, bytesText(p.Bytes), fmt.Sprintf("%d tokens", p.PrefillTokens), note)
+		for _, t := range p.Terms {
+			row(w, "  "+t.Name, secondsText(t.Seconds), "", "", t.Note)
+		}
+	}
+	row(w)
+	if v.RunnerUp != "" {
+		row(w, "margin:", fmt.Sprintf("%s before %s", secondsText(v.MarginSeconds), v.RunnerUp))
+	}
+	row(w, "why:", v.Reason)
+	row(w, "link:", dash(v.LinkSource))
+	row(w, "compute:", dash(v.ComputeSource))
+	if v.CrossoverTokens != nil {
+		row(w, "crossover:", fmt.Sprintf("%.0f tokens: longer prefixes are cheaper to fetch", *v.CrossoverTokens))
+	} else {
+		row(w, "crossover:", "none: fetching is never cheaper on these numbers, or one is unknown")
+	}
+}

@@ -1,0 +1,229 @@
+package main
+
+import (
+	"encoding/hex"
+	"strings"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+)
+
+// The types of this file are what -o json prints. Names are snake_case, durations are seconds, modes are lower case and
+// states upper case. Fields are added, never renamed.
+
+// enumName drops an enum value's prefix: MODE_FETCH is fetch with lower, FETCH without. UNSPECIFIED is empty.
+func enumName(e interface {
+	String() string
+	Descriptor() protoreflect.EnumDescriptor
+}, prefix string, lower bool,
+) string {
+	name := strings.TrimPrefix(e.String(), prefix)
+	if name == "UNSPECIFIED" {
+		return ""
+	}
+	if lower {
+		return strings.ToLower(name)
+	}
+	return name
+}
+
+func modeName(m pb.Mode) string            { return enumName(m, "MODE_", true) }
+func stateName(s pb.MigrationState) string { return enumName(s, "MIGRATION_STATE_", false) }
+
+func seconds(d *durationpb.Duration) float64 { return d.AsDuration().Seconds() }
+
+// nodeView is one node.
+type nodeView struct {
+	NodeID      string `json:"node_id"`
+	RegionID    string `json:"region_id"`
+	Incarnation string `json:"incarnation"`
+}
+
+// viewNode returns nil for no node.
+func viewNode(n *pb.Node) *nodeView {
+	if n.GetNodeId() == "" {
+		return nil
+	}
+	return &nodeView{NodeID: n.GetNodeId(), RegionID: n.GetRegionId(), Incarnation: n.GetIncarnation()}
+}
+
+func (n *nodeView) text() string {
+	switch {
+	case n == nil:
+		return "-"
+	case n.RegionID == "":
+		return n.NodeID
+	}
+	return n.NodeID + " (" + n.RegionID + ")"
+}
+
+// progressView counts pages that moved.
+type progressView struct {
+	PagesDone      int64   `json:"pages_done"`
+	PagesTotal     int64   `json:"pages_total"`
+	BytesDone      int64   `json:"bytes_done"`
+	BytesTotal     int64   `json:"bytes_total"`
+	ElapsedSeconds float64 `json:"elapsed_seconds"`
+}
+
+// migrationView is one migration as it stands; what is not known yet is zero.
+type migrationView struct {
+	MigrationID      string        `json:"migration_id"`
+	RequestID        string        `json:"request_id"`
+	Tenant           string        `json:"tenant"`
+	SessionID        string        `json:"session_id"`
+	State            string        `json:"state"`
+	Mode             string        `json:"mode"`
+	Code             string        `json:"code"`
+	Message          string        `json:"message"`
+	Ownership        string        `json:"ownership"`
+	Source           *nodeView     `json:"source"`
+	Epoch            uint64        `json:"epoch"`
+	BlocksTotal      int64         `json:"blocks_total"`
+	BlocksPresent    int64         `json:"blocks_present"`
+	BlocksMoved      int64         `json:"blocks_moved"`
+	BlocksUsable     int64         `json:"blocks_usable"`
+	Pages            int64         `json:"pages"`
+	PagesRetried     int64         `json:"pages_retried"`
+	Bytes            int64         `json:"bytes"`
+	WireBytes        int64         `json:"wire_bytes"`
+	Tokens           int64         `json:"tokens"`
+	TailTokens       int64         `json:"tail_tokens"`
+	StaleTailTokens  int64         `json:"stale_tail_tokens"`
+	Seconds          float64       `json:"seconds"`
+	TransferSeconds  float64       `json:"transfer_seconds"`
+	PredictedSeconds float64       `json:"predicted_seconds"`
+	Fidelity         string        `json:"fidelity"`
+	AgeSeconds       float64       `json:"age_seconds"`
+	Progress         *progressView `json:"progress"`
+}
+
+// viewMigration reads a migration; of one that is not terminal the report is missing.
+func viewMigration(m *pb.Migration) migrationView {
+	v := migrationView{
+		MigrationID: m.GetMigrationId(), RequestID: m.GetRequestId(),
+		Tenant: m.GetSession().GetTenant(), SessionID: m.GetSession().GetSessionId(),
+		State: stateName(m.GetState()), Mode: modeName(m.GetPlan().GetWinner()), AgeSeconds: seconds(m.GetAge()),
+	}
+	if p := m.GetProgress(); p != nil {
+		v.Progress = &progressView{
+			PagesDone: p.GetPagesDone(), PagesTotal: p.GetPagesTotal(), BytesDone: p.GetBytesDone(), BytesTotal: p.GetBytesTotal(),
+			ElapsedSeconds: seconds(p.GetElapsed()),
+		}
+	}
+	if r := m.GetReport(); r != nil {
+		v.report(r)
+	}
+	return v
+}
+
+func (v *migrationView) report(r *pb.MigrationReport) {
+	v.State, v.Mode = stateName(r.GetState()), modeName(r.GetMode())
+	v.Code, v.Message = r.GetCode(), r.GetMessage()
+	v.Ownership = enumName(r.GetOwnership(), "OWNERSHIP_", true)
+	v.Source, v.Epoch = viewNode(r.GetSource()), r.GetEpoch()
+	v.BlocksTotal, v.BlocksPresent, v.BlocksMoved, v.BlocksUsable = r.GetBlocksTotal(), r.GetBlocksPresent(), r.GetBlocksMoved(), r.GetBlocksUsable()
+	v.Pages, v.PagesRetried = r.GetPages(), r.GetPagesRetried()
+	v.Bytes, v.WireBytes = r.GetBytes(), r.GetWireBytes()
+	v.Tokens, v.TailTokens, v.StaleTailTokens = r.GetTokens(), r.GetTailTokens(), r.GetStaleTailTokens()
+	v.Seconds, v.TransferSeconds, v.PredictedSeconds = seconds(r.GetTotal()), seconds(r.GetTransfer()), r.GetPredictedSeconds()
+	v.Fidelity = enumName(r.GetFidelity(), "FIDELITY_", true)
+}
+
+// sessionView is one session as a node sees it.
+type sessionView struct {
+	Tenant        string `json:"tenant"`
+	SessionID     string `json:"session_id"`
+	OwnerNodeID   string `json:"owner_node_id"`
+	Tokens        int64  `json:"tokens"`
+	Blocks        int    `json:"blocks"`
+	BlocksPresent int64  `json:"blocks_present"`
+	Epoch         uint64 `json:"epoch"`
+	Version       uint64 `json:"version"`
+	RepinSeq      uint64 `json:"repin_seq"`
+	LayoutPin     string `json:"layout_pin"`
+	Fidelity      string `json:"fidelity"`
+}
+
+func viewSession(s *pb.SessionStatus) sessionView {
+	r := s.GetSession()
+	return sessionView{
+		Tenant: r.GetRef().GetTenant(), SessionID: r.GetRef().GetSessionId(), OwnerNodeID: r.GetOwnerNodeId(), Tokens: r.GetTokens(),
+		Blocks: len(r.GetBlockKeys()), BlocksPresent: s.GetBlocksPresent(), Epoch: r.GetEpoch(), Version: r.GetVersion(),
+		RepinSeq: r.GetRepinSeq(), LayoutPin: hex.EncodeToString(r.GetLayoutPin()), Fidelity: enumName(r.GetFidelity(), "FIDELITY_", true),
+	}
+}
+
+// linkView is one link.
+type linkView struct {
+	Peer               *nodeView `json:"peer"`
+	Address            string    `json:"address"`
+	Connected          bool      `json:"connected"`
+	Error              string    `json:"error"`
+	Stripes            uint32    `json:"stripes"`
+	RTTMinSeconds      float64   `json:"rtt_min_seconds"`
+	RTTSmoothedSeconds float64   `json:"rtt_smoothed_seconds"`
+	GoodputBps         float64   `json:"goodput_bps"`
+	Measured           bool      `json:"measured"`
+	AgeSeconds         float64   `json:"age_seconds"`
+	BytesSent          int64     `json:"bytes_sent"`
+	BytesReceived      int64     `json:"bytes_received"`
+	PacketsLost        int64     `json:"packets_lost"`
+	EgressBacklogBytes int64     `json:"egress_backlog_bytes"`
+	Transfers          int64     `json:"transfers"`
+}
+
+func viewLink(l *pb.LinkStatus) linkView {
+	return linkView{
+		Peer: viewNode(l.GetPeer()), Address: l.GetAddress(), Connected: l.GetConnected(), Error: l.GetError(), Stripes: l.GetStripes(),
+		RTTMinSeconds: seconds(l.GetRttMin()), RTTSmoothedSeconds: seconds(l.GetRttSmoothed()), GoodputBps: l.GetGoodputBps(),
+		Measured: l.GetMeasured(), AgeSeconds: seconds(l.GetAge()), BytesSent: l.GetBytesSent(), BytesReceived: l.GetBytesReceived(),
+		PacketsLost: l.GetPacketsLost(), EgressBacklogBytes: l.GetEgressBacklogBytes(), Transfers: l.GetTransfers(),
+	}
+}
+
+// arenaView is one arena.
+type arenaView struct {
+	EngineID         string `json:"engine_id"`
+	Engine           string `json:"engine"`
+	ModelID          string `json:"model_id"`
+	LayoutPin        string `json:"layout_pin"`
+	Path             string `json:"path"`
+	BlockBytes       int64  `json:"block_bytes"`
+	Slots            int64  `json:"slots"`
+	SlotsFree        int64  `json:"slots_free"`
+	SlotsReserved    int64  `json:"slots_reserved"`
+	SlotsCommitted   int64  `json:"slots_committed"`
+	SlotsDraining    int64  `json:"slots_draining"`
+	Leases           int64  `json:"leases"`
+	LeasedBlocks     int64  `json:"leased_blocks"`
+	Evictions        int64  `json:"evictions"`
+	ChecksumFailures int64  `json:"checksum_failures"`
+	PinnedBytes      int64  `json:"pinned_bytes"`
+	PinNote          string `json:"pin_note"`
+}
+
+func viewArena(a *pb.ArenaStatus) arenaView {
+	return arenaView{
+		EngineID: a.GetEngineId(), Engine: a.GetEngine(), ModelID: a.GetLayout().GetModelId(), LayoutPin: hex.EncodeToString(a.GetLayoutPin()),
+		Path: a.GetPath(), BlockBytes: a.GetBlockBytes(), Slots: a.GetSlots(), SlotsFree: a.GetSlotsFree(),
+		SlotsReserved: a.GetSlotsReserved(), SlotsCommitted: a.GetSlotsCommitted(), SlotsDraining: a.GetSlotsDraining(),
+		Leases: a.GetLeases(), LeasedBlocks: a.GetLeasedBlocks(), Evictions: a.GetEvictions(), ChecksumFailures: a.GetChecksumFailures(),
+		PinnedBytes: a.GetPinnedBytes(), PinNote: a.GetPinNote(),
+	}
+}
+
+// statusView is one node's status.
+type statusView struct {
+	Node               *nodeView   `json:"node"`
+	Version            string      `json:"version"`
+	UptimeSeconds      float64     `json:"uptime_seconds"`
+	GPU                string      `json:"gpu"`
+	ActiveMigrations   int64       `json:"active_migrations"`
+	Offers             int64       `json:"offers"`
+	EgressBacklogBytes int64       `json:"egress_backlog_bytes"`
+	Goroutines         int64       `json:"goroutines"`
+	Arenas             []arenaView `json:"arenas"`
+}
