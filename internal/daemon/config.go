@@ -243,6 +243,30 @@ func isHostPort(s string) bool {
 	return err == nil && port != ""
 }
 
+// Override returns c with the string fields that over sets: what flags give on top of a file.
+func (c Config) Override(over Config) Config {
+	for _, f := range []struct{ dst, src *string }{
+		{&c.Node.ID, &over.Node.ID}, {&c.Node.Region, &over.Node.Region},
+		{&c.Listen.Unix, &over.Listen.Unix}, {&c.Listen.GRPC, &over.Listen.GRPC}, {&c.Listen.QUIC, &over.Listen.QUIC}, {&c.Listen.Admin, &over.Listen.Admin},
+		{&c.TLS.CA, &over.TLS.CA}, {&c.TLS.Cert, &over.TLS.Cert}, {&c.TLS.Key, &over.TLS.Key},
+		{&c.StateDir, &over.StateDir}, {&c.Arena.Dir, &over.Arena.Dir}, {&c.LogLevel, &over.LogLevel},
+	} {
+		if *f.src != "" {
+			*f.dst = *f.src
+		}
+	}
+	return c
+}
+
+// Level is LogLevel parsed; info when it can't be.
+func (c Config) Level() slog.Level {
+	l, err := c.level()
+	if err != nil {
+		return slog.LevelInfo
+	}
+	return l
+}
+
 func (c Config) level() (slog.Level, error) {
 	var l slog.Level
 	err := l.UnmarshalText([]byte(c.LogLevel))
