@@ -22,7 +22,7 @@ const (
 	heapCount
 )
 
-// slotHeap is a binary min-heap of slot indices in eviction order. Slots know their place in it.
+// slotHeap is a binary min-heap of slot indices, the next to evict (or to demote) first. Slots know their place in it.
 type slotHeap struct {
 	which int
 	items []uint32
@@ -35,6 +35,18 @@ func evictionOrder(a, b *slot) int {
 		cmp.Compare(a.stamp, b.stamp),
 		cmp.Compare(b.position, a.position),
 	)
+}
+
+// demotionOrder is by recency alone: a block with successors is no less cold for them.
+func demotionOrder(a, b *slot) int {
+	return cmp.Or(cmp.Compare(a.stamp, b.stamp), cmp.Compare(b.position, a.position))
+}
+
+func (h *slotHeap) order(a, b *slot) int {
+	if h.which == heapProtected {
+		return demotionOrder(a, b)
+	}
+	return evictionOrder(a, b)
 }
 
 func boolInt(b bool) int {
@@ -71,7 +83,7 @@ func (h *slotHeap) fix(slots []slot, at int) {
 func (h *slotHeap) up(slots []slot, at int) {
 	for at > 0 {
 		parent := (at - 1) / 2
-		if evictionOrder(&slots[h.items[at]], &slots[h.items[parent]]) >= 0 {
+		if h.order(&slots[h.items[at]], &slots[h.items[parent]]) >= 0 {
 			return
 		}
 		h.swap(slots, at, parent)
@@ -86,10 +98,10 @@ func (h *slotHeap) down(slots []slot, at int) bool {
 		if least >= len(h.items) {
 			return at > start
 		}
-		if r := least + 1; r < len(h.items) && evictionOrder(&slots[h.items[r]], &slots[h.items[least]]) < 0 {
+		if r := least + 1; r < len(h.items) && h.order(&slots[h.items[r]], &slots[h.items[least]]) < 0 {
 			least = r
 		}
-		if evictionOrder(&slots[h.items[least]], &slots[h.items[at]]) >= 0 {
+		if h.order(&slots[h.items[least]], &slots[h.items[at]]) >= 0 {
 			return at > start
 		}
 		h.swap(slots, at, least)

@@ -91,7 +91,7 @@ func (a *Arena) CheckInvariants() error {
 
 func (h *slotHeap) check(slots []slot) error {
 	for at := 1; at < len(h.items); at++ {
-		if evictionOrder(&slots[h.items[(at-1)/2]], &slots[h.items[at]]) > 0 {
+		if h.order(&slots[h.items[(at-1)/2]], &slots[h.items[at]]) > 0 {
 			return fmt.Errorf("heap %d: item %d is before its parent", h.which, at)
 		}
 	}
