@@ -54,6 +54,9 @@ func (c ModelConfig) withDefaults() ModelConfig {
 	return c
 }
 
+// maxBlocks is how many block keys one call to the daemon carries.
+const maxBlocks = 1 << 16
+
 // maxParameters bounds the weights, 4 bytes each.
 const maxParameters = 1 << 30
 
@@ -84,6 +87,9 @@ func (c ModelConfig) Validate() error {
 	}
 	if c.KVHeads > 0 && c.QueryHeads%c.KVHeads != 0 {
 		errs = append(errs, fmt.Errorf("refengine: model query_heads %d: want a multiple of kv_heads %d", c.QueryHeads, c.KVHeads))
+	}
+	if c.BlockTokens > 0 && c.MaxTokens/c.BlockTokens > maxBlocks {
+		errs = append(errs, fmt.Errorf("refengine: model max_tokens %d: want at most %d blocks of %d tokens", c.MaxTokens, maxBlocks, c.BlockTokens))
 	}
 	if !(c.RopeBase > 1) || c.RopeBase > 1e12 {
 		errs = append(errs, fmt.Errorf("refengine: model rope_base %v: want above 1, at most 1e12, or 0 for 500000", c.RopeBase))
