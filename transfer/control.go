@@ -35,13 +35,15 @@ func (l *Link) writeControl() {
 		case <-l.out.ready:
 		}
 		for _, frame := range l.out.takeAll() {
-			s := l.controlStripe()
+			s := frame.over
 			if s == nil {
-				return
+				if s = l.controlStripe(); s == nil {
+					return
+				}
+				s.control.Store(true)
 			}
-			s.control.Store(true)
 			// A frame that is lost with its connection is made up for by resync.
-			_, _ = s.stream.Write(frame)
+			_, _ = s.stream.Write(frame.b)
 		}
 	}
 }
@@ -86,11 +88,28 @@ func (l *Link) readControl(s *stripe) {
 		if _, err := io.ReadFull(s.stream, payload); err != nil {
 			return
 		}
+		if h.Type == wire.TypePing {
+			continue
+		}
 		s.control.Store(true)
+		l.follow(s)
 		if err := l.dispatch(h, payload); err != nil {
 			l.protocolError(fmt.Errorf("control frame type %d: %w", h.Type, err))
 			return
 		}
+	}
+}
+
+// follow has the accepting side answer where the dialler speaks, which knows
+// first when a stripe is dead.
+func (l *Link) follow(s *stripe) {
+	if l.dialled {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.stripes[s.number] == s {
+		l.mu.control = s
 	}
 }
 

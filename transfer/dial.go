@@ -23,7 +23,9 @@ const maxDials = 8
 type dialling struct {
 	done chan struct{}
 	link *Link // set at once
-	err  error // set before done is closed
+	// Set before done is closed.
+	err     error
+	aborted bool // the one that dialled gave up
 }
 
 // Connect returns the live link that this agent dialled to the node want, or
@@ -47,6 +49,7 @@ func (a *Agent) Connect(ctx context.Context, addr string, want PeerID) (*Link, e
 		if mine {
 			d.err = d.link.connect(ctx)
 			if d.err != nil {
+				d.aborted = ctx.Err() != nil
 				d.link.end(d.err, codeOf(d.err))
 			}
 			close(d.done)
@@ -59,7 +62,7 @@ func (a *Agent) Connect(ctx context.Context, addr string, want PeerID) (*Link, e
 		switch {
 		case d.err == nil && d.link.Err() == nil:
 			return d.link, nil
-		case d.err != nil && (mine || !errors.Is(d.err, context.Canceled)):
+		case d.err != nil && (mine || !d.aborted):
 			return nil, fmt.Errorf("connect to %q at %s: %w", want, addr, d.err)
 		}
 		// It ended meanwhile, or the caller that dialled went away: dial again.
@@ -126,6 +129,9 @@ func (l *Link) connect(ctx context.Context) error {
 	stop := context.AfterFunc(l.ctx, cancel)
 	defer stop()
 	if err := l.dialMissing(ctx); err != nil {
+		if ended := l.Err(); ended != nil {
+			return ended
+		}
 		return err
 	}
 	select {
@@ -201,8 +207,8 @@ func (l *Link) dialStripe(ctx context.Context, number uint32) (err error) {
 		if err == nil {
 			return
 		}
-		if s.conn != nil {
-			_ = s.conn.CloseWithError(quic.ApplicationErrorCode(codeOf(err)), clip(err.Error(), 256))
+		if s.conn != nil { // any other code would end the link at a peer that took the stripe in
+			_ = s.conn.CloseWithError(quic.ApplicationErrorCode(CodeStripeLost), clip(err.Error(), 256))
 		}
 		err = errors.Join(err, s.closeSocket())
 	}()

@@ -130,6 +130,7 @@ func (l *Link) serve(key flowKey, b *beginning, served int) error {
 	in.notify = b.notify
 	in.init(func(err error, byPeer bool) { l.servedIn(in, err, byPeer) })
 	if l.register(key, in, nil) {
+		in.watch()
 		l.push(wire.TypeReady, 0, key.id, nil)
 	}
 	return nil
@@ -235,6 +236,9 @@ func (l *Link) dispatchTransfer(t wire.Type, key flowKey, payload []byte) error 
 		if err != nil {
 			return err
 		}
+		if m.Reason == wire.ReasonStripeLost {
+			l.closeStripe(m.Stripe)
+		}
 		if out != nil {
 			out.handleAgain(m)
 		}
@@ -254,7 +258,7 @@ func (l *Link) dispatchTransfer(t wire.Type, key flowKey, payload []byte) error 
 	case wire.TypeFailed, wire.TypeCancel:
 		err := remoteFailure(key.id, payload)
 		if in != nil {
-			in.end(err, true)
+			in.finishAs(err, true)
 		}
 		if out != nil {
 			out.finishAs(err, true)

@@ -41,6 +41,7 @@ type intake struct {
 	firstAt    time.Time // when the first page was verified
 	firstBytes int64
 	lastAt     time.Time // of the last progress
+	timer      *time.Timer
 }
 
 // asked counts the requests for one page after the first.
@@ -188,6 +189,43 @@ func (in *intake) stripeLost(stripe uint32) {
 	in.ask(wire.ReasonStripeLost, stripe, missing)
 }
 
+// nudge runs when no page came for half the progress timeout: a stripe may be
+// dead and not yet know. What was sent and is missing is asked for over others.
+func (in *intake) nudge() {
+	interval := in.link.nudgeInterval()
+	in.Lock()
+	if in.decided {
+		in.Unlock()
+		return
+	}
+	idle := time.Since(in.lastAt)
+	var missing []int
+	if idle >= interval {
+		missing, idle = in.missing(), 0
+	}
+	in.timer.Reset(interval - idle)
+	in.Unlock()
+	if len(missing) > 0 {
+		in.link.probe()
+		in.ask(wire.ReasonStalled, 0, missing)
+	}
+}
+
+// watch starts the timer of nudge; it is called once, when the intake begins.
+func (in *intake) watch() {
+	in.Lock()
+	defer in.Unlock()
+	in.lastAt = time.Now()
+	in.timer = time.AfterFunc(in.link.nudgeInterval(), in.nudge)
+}
+
+func (l *Link) nudgeInterval() time.Duration {
+	if d := l.agent.cfg.ProgressTimeout; d > 0 {
+		return max(d/2, time.Millisecond)
+	}
+	return 10 * time.Second
+}
+
 // resync repeats every request that may have been lost with a control stream.
 func (in *intake) resync() {
 	in.Lock()
@@ -243,5 +281,18 @@ func (in *intake) ask(reason wire.Reason, stripe uint32, pages []int) {
 	}
 }
 
-// finish ends the intake for a reason that arose here.
-func (in *intake) finish(err error) bool { return in.end(err, false) }
+// finish ends the intake for a reason that arose here; finishAs says whether the
+// peer gave it.
+func (in *intake) finish(err error) bool { return in.finishAs(err, false) }
+
+func (in *intake) finishAs(err error, byPeer bool) bool {
+	if !in.end(err, byPeer) {
+		return false
+	}
+	in.Lock()
+	defer in.Unlock()
+	if in.timer != nil {
+		in.timer.Stop()
+	}
+	return true
+}

@@ -57,6 +57,7 @@ type Link struct {
 		metadata   Metadata
 		hasMeta    bool
 		ended      bool
+		probing    bool
 		err        error
 		goodput    goodput
 		past       pastStripes

@@ -120,11 +120,21 @@ func (f *outflow) runs(m wire.Again) []chunk {
 // handleAgain queues what the receiving side asks for.
 func (f *outflow) handleAgain(m wire.Again) {
 	runs := f.runs(m)
-	if m.Reason == wire.ReasonStripeLost {
+	switch m.Reason {
+	case wire.ReasonStripeLost:
 		f.link.sched.againLost(runs, m.Stripe)
-		return
+	case wire.ReasonStalled:
+		f.link.sched.againStalled(runs)
+	case wire.ReasonBadPage:
+		f.link.sched.again(runs)
 	}
-	f.link.sched.again(runs)
+}
+
+// touch counts as progress.
+func (f *outflow) touch() {
+	f.Lock()
+	defer f.Unlock()
+	f.lastAt = time.Now()
 }
 
 // read fills dst with the pages of c. It returns ErrClosed when the flow is over.

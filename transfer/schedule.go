@@ -117,6 +117,7 @@ func (q *scheduler) sent(c chunk, stripe uint32, lost bool) {
 	q.writing -= c.bytes()
 	if lost && c.flow.sched.stripeOf[c.ordinal] == stripe {
 		c.avoid = 0
+		c.flow.sched.stripeOf[c.ordinal] = 0
 		q.requeue(c)
 	}
 }
@@ -131,17 +132,34 @@ func (q *scheduler) again(runs []chunk) {
 }
 
 // againLost queues those of runs whose chunk went over the lost stripe.
-func (q *scheduler) againLost(runs []chunk, stripe uint32) int {
+func (q *scheduler) againLost(runs []chunk, stripe uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n := 0
+	q.retake(runs, func(last uint32) bool { return last == stripe })
+}
+
+// againStalled queues those of runs that some stripe has taken, for another one
+// than that. A chunk that waits its turn is left alone.
+func (q *scheduler) againStalled(runs []chunk) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.retake(runs, func(last uint32) bool { return last != 0 })
+}
+
+// retake queues the runs that want picks by the stripe that took their chunk
+// last, for other stripes, and forgets that stripe: its own failure to write the
+// chunk no longer queues it. Several runs may lie in one chunk.
+func (q *scheduler) retake(runs []chunk, want func(last uint32) bool) {
+	picked := runs[:0]
 	for _, c := range runs {
-		if c.flow.sched.stripeOf[c.ordinal] == stripe {
-			q.requeue(c)
-			n++
+		if c.avoid = c.flow.sched.stripeOf[c.ordinal]; want(c.avoid) {
+			picked = append(picked, c)
 		}
 	}
-	return n
+	for _, c := range picked {
+		c.flow.sched.stripeOf[c.ordinal] = 0
+		q.requeue(c)
+	}
 }
 
 func (q *scheduler) requeue(c chunk) {

@@ -192,11 +192,13 @@ func (t *Transfer) Post(ctx context.Context) error {
 	}
 	t.mu.posted = true
 	t.mu.start = time.Now()
-	t.half().Lock()
-	t.touch(t.mu.start)
-	t.half().Unlock()
+	if t.in != nil {
+		t.in.watch()
+	} else {
+		t.out.touch()
+	}
 	if d := t.opts.ProgressTimeout; d > 0 {
-		t.mu.stall = time.AfterFunc(d, t.checkStall)
+		t.mu.stall = time.AfterFunc(d/2, t.checkStall)
 	}
 	if d := t.opts.Timeout; d > 0 {
 		t.mu.deadline = time.AfterFunc(d, func() {
@@ -215,15 +217,7 @@ func (t *Transfer) begin() *beginning {
 	return t.out.remote
 }
 
-// touch and lastAt are the time of the last progress; the half's lock is held.
-func (t *Transfer) touch(now time.Time) {
-	if t.in != nil {
-		t.in.lastAt = now
-		return
-	}
-	t.out.lastAt = now
-}
-
+// lastAt is the time of the last progress; the half's lock is held.
 func (t *Transfer) lastAt() time.Time {
 	if t.in != nil {
 		return t.in.lastAt
@@ -231,21 +225,27 @@ func (t *Transfer) lastAt() time.Time {
 	return t.out.lastAt
 }
 
-// checkStall runs when the progress timeout may have passed.
+// checkStall runs when the progress timeout, or half of it, may have passed.
 func (t *Transfer) checkStall() {
 	h := t.half()
 	h.Lock()
 	idle := time.Since(t.lastAt())
 	h.Unlock()
 	limit := t.opts.ProgressTimeout
-	if idle >= limit {
+	next := limit - idle
+	switch {
+	case idle >= limit:
 		t.finish(fmt.Errorf("transfer %d: no page for %v: %w", t.key.id, limit, ErrStalled))
 		return
+	case idle >= limit/2:
+		t.link.probe()
+	default:
+		next = limit/2 - idle
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.mu.stall != nil && !h.hasEnded() {
-		t.mu.stall.Reset(limit - idle)
+		t.mu.stall.Reset(next)
 	}
 }
 

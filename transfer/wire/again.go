@@ -9,6 +9,7 @@ type Reason uint8
 const (
 	ReasonStripeLost Reason = 1 // of the pages, those that were sent over Stripe
 	ReasonBadPage    Reason = 2 // all the pages, over another stripe than Stripe
+	ReasonStalled    Reason = 3 // of the pages, those that were sent, each over another stripe than before
 )
 
 // Again asks the sending side for pages that did not arrive.
@@ -23,8 +24,8 @@ type Again struct {
 func (m Again) Validate() error {
 	const frame = "again"
 	switch {
-	case m.Reason != ReasonStripeLost && m.Reason != ReasonBadPage:
-		return malformed(frame, "reason", m.Reason, "1 or 2")
+	case m.Reason < ReasonStripeLost || m.Reason > ReasonStalled:
+		return malformed(frame, "reason", m.Reason, "1 to 3")
 	case m.Pages.Len() < 1 || m.Pages.Len() > MaxBits:
 		return malformed(frame, "bits", m.Pages.Len(), "1 to 4194304")
 	case m.Base >= MaxPages || int(m.Base)+m.Pages.Len() > MaxPages:

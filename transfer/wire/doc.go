@@ -60,9 +60,9 @@
 //
 // # Again payload: pages asked for once more
 //
-//	0      1    reason: 1 the stripe was lost, 2 the page was bad
+//	0      1    reason: 1 the stripe was lost, 2 the page was bad, 3 nothing arrives
 //	1      3    reserved, 0
-//	4      4    stripe number the reason speaks of
+//	4      4    stripe number that reasons 1 and 2 speak of, 0: none
 //	8      4    page number of bit 0, counted over all descriptors in order
 //	12     4    number of bits n, at most MaxBits
 //	16     ..   bitmap, (n+7)/8 bytes, bit i is bit i%8 of byte i/8, spare bits 0

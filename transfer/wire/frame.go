@@ -30,7 +30,8 @@ const (
 	TypeDone       Type = 11 // every page is verified; from the side that receives pages
 	TypeAck        Type = 12 // answers Failed, Cancel and Done
 	TypeProgress   Type = 13 // payload Progress; from the side that receives pages of a write
-	typeEnd        Type = 14
+	TypePing       Type = 14 // nothing: whoever sends it watches for any packet in return
+	typeEnd        Type = 15
 )
 
 // FlagOwn is set when the frame's id was issued by the frame's sender.
