@@ -315,14 +315,18 @@ func TestDaemonTrouble(t *testing.T) {
 	e = open(t, d, watermarked)
 	for i, method := range []string{"LookupBlocks", "ReserveBlocks", "CommitBlocks", "AcquireBlocks"} {
 		req := Request{Tokens: p[i:][:16], MaxNew: 2, Commit: true, UseCache: true}
+		var before *Result
 		if method == "AcquireBlocks" {
-			generate(t, e, req)
+			before = generate(t, e, req)
 			_ = e.Forget(t.Context())
 		}
 		fail(method, status.Error(codes.Unavailable, "out to lunch"))
 		res, err := e.Generate(t.Context(), req)
 		if err != nil || len(res.Warnings) == 0 || !strings.Contains(res.Warnings[0], "out to lunch") {
 			t.Errorf("%s fails: %v, warnings %q", method, err, res.Warnings)
+		}
+		if before != nil && !sameSteps(before, res) {
+			t.Error("what could not be acquired is not computed and perturbed alike")
 		}
 		fail(method, nil)
 		d.checkQuiet()

@@ -216,9 +216,10 @@ func (t *turn) grow(block int) (changed bool) {
 }
 
 // finish perturbs a block that has a slot, if the engine does that, and writes
-// it. It says whether the KV changed.
+// it. A block that the daemon has but would not lend is perturbed too: it was
+// when it was committed. It says whether the KV changed.
 func (t *turn) finish(block int) (changed bool) {
-	if t.slots[block] == nil {
+	if t.slots[block] == nil && !t.inDaemon[block] {
 		return false
 	}
 	if w := t.watermark(); w != nil && !t.seq.final[block] {
@@ -226,7 +227,9 @@ func (t *turn) finish(block int) (changed bool) {
 		changed = true
 	}
 	t.seq.final[block] = true
-	t.write(block)
+	if t.slots[block] != nil {
+		t.write(block)
+	}
 	return changed
 }
 
