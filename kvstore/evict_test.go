@@ -183,6 +183,24 @@ func TestEvictResistsScan(t *testing.T) {
 	}
 }
 
+// Where only blocks with successors are left, the one nearest the tail goes first.
+func TestEvictBeforeLeasedTail(t *testing.T) {
+	t.Parallel()
+	a := kvstoretest.OpenArena(t, 4, nil)
+	keys := kvstoretest.Keys("a", 4)
+	kvstoretest.Publish(t, a, "e", "", keys)
+	use(t, a, "", keys)
+	if _, _, err := a.Acquire("r", "", keys[3:], -1); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range [][]int{{0, 1, 3}, {0, 3}, {3}} {
+		if _, err := a.Reserve("other", "", kvstoretest.Keys(fmt.Sprint("x", len(want)), 1)); err != nil {
+			t.Fatal(err)
+		}
+		wantPresent(t, "tail leased", a, "", keys, want...)
+	}
+}
+
 // A lease keeps its blocks and nothing else, and a reservation keeps the blocks it builds on.
 func TestEvictNeverLeasedNorRequested(t *testing.T) {
 	t.Parallel()

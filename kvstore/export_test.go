@@ -129,6 +129,18 @@ func (a *Arena) HoldSlot(ref SlotRef) (release func()) {
 	}
 }
 
+// CommitPartInterrupted is CommitPart by the only rank, with interrupt running while the checksums are computed.
+func (a *Arena) CommitPartInterrupted(o Owner, ref SlotRef, interrupt func()) error {
+	if last, err := a.recordPart(o, ref, 0, 1); err != nil || !last {
+		return fmt.Errorf("not the last part: %w", err)
+	}
+	interrupt()
+	return a.seal(ref)
+}
+
+// Touch touches a slot's first page as the pinner does where the kernel cannot.
+func (a *Arena) Touch(ref SlotRef) error { return a.guardedTouch(a.memory(ref.Slot, 0, 1)) }
+
 // DecodeEncodeRecord decodes b and encodes it again.
 func DecodeEncodeRecord(b []byte) ([]byte, error) {
 	r, err := decodeRecord(b)

@@ -37,6 +37,7 @@ func TestTruncatedFile(t *testing.T) {
 			_, err := f.a.CommitPart("e", f.ranks, 1, 2, kvstore.FidelityExact)
 			return err
 		}},
+		{"touch", func(f *fixture) error { return f.a.Touch(f.present) }},
 		{"verify", func(f *fixture) error { return f.a.VerifyBlock(f.present) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

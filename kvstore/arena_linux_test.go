@@ -298,17 +298,75 @@ func TestDrainingWaitsForCopies(t *testing.T) {
 	}
 }
 
-// An evictable block somebody reads under an expired lease is not evicted under the reader.
+// A reservation that ends while its checksums are computed does not become readable, and its slot is free afterwards.
+func TestCommitInterrupted(t *testing.T) {
+	t.Parallel()
+	a := kvstoretest.OpenArena(t, 1, nil)
+	keys := kvstoretest.Keys("a", 1)
+	for name, tt := range map[string]struct {
+		interrupt func(kvstore.SlotRef)
+		want      error
+	}{
+		"abort":         {func(ref kvstore.SlotRef) { _ = a.Abort("e", ref) }, kvstore.ErrStaleGeneration},
+		"release owner": {func(kvstore.SlotRef) { a.ReleaseOwner("e") }, kvstore.ErrStaleGeneration},
+		"invalidate":    {func(kvstore.SlotRef) { a.Invalidate("", keys) }, kvstore.ErrInvalidated},
+		"same part again": {func(ref kvstore.SlotRef) {
+			if done, err := a.CommitPart("e", ref, 0, 1, kvstore.FidelityExact); done || err != nil {
+				t.Errorf("same part while sealing: %v, %v", done, err)
+			}
+		}, nil},
+	} {
+		res, err := a.Reserve("e", "", keys)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ref := res[0].Ref
+		err = a.CommitPartInterrupted("e", ref, func() {
+			tt.interrupt(ref)
+			if st := a.Stats(); st.SlotsFree != 0 {
+				t.Errorf("%s: freed while checksums are computed", name)
+			}
+		})
+		if !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v, want %v", name, err, tt.want)
+		}
+		if st, _ := a.Lookup("", keys[0]); (st == kvstore.BlockPresent) != (tt.want == nil) {
+			t.Errorf("%s: block is %v", name, st)
+		}
+		a.Invalidate("", keys)
+		if st := a.Stats(); st.SlotsFree != 1 {
+			t.Errorf("%s: %+v", name, st)
+		}
+		if err := a.CheckInvariants(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A block that somebody still reads under a lease that ended is not evicted under the reader.
 func TestReaderKeepsBlock(t *testing.T) {
 	t.Parallel()
 	a := kvstoretest.OpenArena(t, 1, nil)
-	ref := kvstoretest.Publish(t, a, "e", "", kvstoretest.Keys("a", 1))[0]
-	done := a.HoldSlot(ref)
-	_, err := a.Reserve("m", "", kvstoretest.Keys("b", 1))
-	if _, ok := errors.AsType[*kvstore.ArenaFullError](err); !ok {
-		t.Errorf("got %v", err)
+	keys := kvstoretest.Keys("a", 1)
+	kvstoretest.Publish(t, a, "e", "", keys)
+	id, refs, err := a.Acquire("r", "", keys, -1)
+	if err != nil {
+		t.Fatal(err)
 	}
-	done()
+	first, second := a.HoldSlot(refs[0]), a.HoldSlot(refs[0])
+	if err := a.Release(id); err != nil {
+		t.Fatal(err)
+	}
+	for _, done := range []func(){first, second} {
+		_, err := a.Reserve("m", "", kvstoretest.Keys("b", 1))
+		if _, ok := errors.AsType[*kvstore.ArenaFullError](err); !ok {
+			t.Errorf("got %v", err)
+		}
+		if err := a.CheckInvariants(); err != nil {
+			t.Error(err)
+		}
+		done()
+	}
 	if _, err := a.Reserve("m", "", kvstoretest.Keys("b", 1)); err != nil {
 		t.Error(err)
 	}
