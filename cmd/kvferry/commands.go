@@ -12,6 +12,8 @@ func (a *app) commands() []*cobra.Command {
 		a.newLinks(),
 		a.newStatus(),
 		a.newCerts(),
+		a.newDemo(),
+		a.newRefengine(),
 		a.newVersion(),
 	}
 }

@@ -146,8 +146,8 @@ func faultOf(err error) *fault {
 	if f, ok := errors.AsType[*fault](err); ok {
 		return f
 	}
-	if st, ok := status.FromError(err); ok && st.Code() != codes.OK {
-		return statusFault(st)
+	if carrier, ok := errors.AsType[statusCarrier](err); ok && carrier.GRPCStatus().Code() != codes.OK {
+		return statusFault(carrier.GRPCStatus())
 	}
 	out := &fault{Code: exitFailed, Reason: "FAILED", Message: err.Error(), Fix: certs.Explain(err)}
 	switch {
@@ -162,6 +162,12 @@ func faultOf(err error) *fault {
 		out.Code, out.Reason, out.Fix = exitUsage, "USAGE", "want "+in.Allowed
 	}
 	return out
+}
+
+// statusCarrier is an error of a gRPC call. Found this way, its message comes without "rpc error: code = ...".
+type statusCarrier interface {
+	error
+	GRPCStatus() *status.Status
 }
 
 // statusFault reads what the daemon sent, or what gRPC says when there is no daemon.

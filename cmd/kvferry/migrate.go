@@ -167,10 +167,10 @@ func follow(ctx context.Context, client pb.MigrationServiceClient, req *pb.Migra
 	for {
 		resp, err := stream.Recv()
 		switch {
-		case err != nil && ctx.Err() != nil:
-			return nil, cancelFault(req.GetRequestId(), <-cancelled)
 		case errors.Is(err, io.EOF) && m.GetReport() != nil:
 			return m, nil
+		case err != nil && ctx.Err() != nil:
+			return nil, cancelFault(req.GetRequestId(), <-cancelled)
 		case errors.Is(err, io.EOF):
 			return nil, fmt.Errorf("the daemon ended the stream without a report; see 'kvferry migrations get --request-id %s'", req.GetRequestId())
 		case err != nil && m.GetState() != 0:

@@ -7,7 +7,6 @@ import (
 	"math"
 	"strings"
 	"text/tabwriter"
-	"time"
 )
 
 // outputFlag is -o.
@@ -108,8 +107,6 @@ func secondsText(s float64) string {
 	}
 	return fmt.Sprintf("%.0f s", s)
 }
-
-func durationText(d time.Duration) string { return secondsText(d.Seconds()) }
 
 func yesNo(b bool) string {
 	if b {
