@@ -1,7 +1,6 @@
 package transfer
 
 import (
-	"encoding/binary"
 	"fmt"
 	"hash/crc32"
 	"math"
@@ -74,11 +73,16 @@ type plain struct {
 	pageBytes int
 }
 
+// plainSum is CRC32C over pair and page, big-endian 64 bits each, and p. The
+// seed goes through the table by hand: crc32 lets its argument escape.
 func plainSum(pair, page int, p []byte) uint32 {
-	var seed [16]byte
-	binary.BigEndian.PutUint64(seed[:8], uint64(pair))
-	binary.BigEndian.PutUint64(seed[8:], uint64(page))
-	return crc32.Update(crc32.Checksum(seed[:], castagnoli), castagnoli, p)
+	sum := ^uint32(0)
+	for _, v := range [2]uint64{uint64(pair), uint64(page)} {
+		for shift := 56; shift >= 0; shift -= 8 {
+			sum = castagnoli[byte(sum)^byte(v>>shift)] ^ sum>>8
+		}
+	}
+	return crc32.Update(^sum, castagnoli, p)
 }
 
 func (m plain) ReadPages(_ []byte, pair int, d Desc, first int, dst []byte, sums []uint32) error {

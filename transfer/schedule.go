@@ -19,7 +19,7 @@ func (c chunk) bytes() int64 { return int64(c.pages) * int64(c.flow.mems[c.pair]
 
 // scheduler hands the chunks of a link's outflows to whichever stripe asks, one
 // chunk an outflow in turn. Priority classes, tenants' weights and hedging have
-// their place in take.
+// their place in next.
 type scheduler struct {
 	mu      sync.Mutex
 	work    *sync.Cond
@@ -91,22 +91,30 @@ func (q *scheduler) take(stripe uint32) (chunk, bool) {
 		if q.closed || !q.live[stripe] {
 			return chunk{}, false
 		}
-		for i, f := range q.ring {
-			c, ok := f.pop(stripe, len(q.live) == 1)
-			if !ok {
-				continue
-			}
-			q.ring = slices.Delete(q.ring, i, i+1)
-			if f.pending() {
-				q.ring = append(q.ring, f)
-			}
-			f.sched.stripeOf[c.ordinal] = stripe
-			q.queued -= c.bytes()
-			q.writing += c.bytes()
+		if c, ok := q.next(stripe); ok {
 			return c, true
 		}
 		q.work.Wait()
 	}
+}
+
+// next picks a chunk for the stripe, if there is one; the lock is held.
+func (q *scheduler) next(stripe uint32) (chunk, bool) {
+	for i, f := range q.ring {
+		c, ok := f.pop(stripe, len(q.live) == 1)
+		if !ok {
+			continue
+		}
+		q.ring = slices.Delete(q.ring, i, i+1)
+		if f.pending() {
+			q.ring = append(q.ring, f)
+		}
+		f.sched.stripeOf[c.ordinal] = stripe
+		q.queued -= c.bytes()
+		q.writing += c.bytes()
+		return c, true
+	}
+	return chunk{}, false
 }
 
 // sent accounts for a chunk that left. lost says that its connection broke
