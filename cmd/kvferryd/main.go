@@ -53,7 +53,7 @@ gRPC with mutual TLS. Settings come from a YAML file (--config), then from flags
 
 Exit status: 0 stopped by a signal, 1 failed, 2 bad flag or configuration.`,
 		Example: `  kvferry certs init --dir certs && kvferry certs issue --dir certs --region eu --node eu-1
-  kvferryd --node eu-1 --region eu --ca certs/ca.pem --cert certs/eu-1.pem --key certs/eu-1-key.pem \
+  kvferryd --node eu-1 --region eu --ca certs/ca.crt --cert certs/eu-1.crt --key certs/eu-1.key \
            --peer us-1@us=us-1.example:7441
   kvferryd --config /etc/kvferry/kvferryd.yaml --print-config`,
 		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true, Version: version,
