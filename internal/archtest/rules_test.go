@@ -51,7 +51,7 @@ var rules = []rule{
 		reason: "the store is memory and files: it can be used and tested without a network, an API or a policy",
 	},
 	{
-		pkg: "kvstore/kvstoretest", own: []string{"kvstore"}, deny: []string{quicModule, grpcModule}, planned: true,
+		pkg: "kvstore/kvstoretest", own: []string{"kvstore"}, deny: []string{quicModule, grpcModule},
 		reason: "the conformance suite needs the store and nothing else",
 	},
 	{
