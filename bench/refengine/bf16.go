@@ -2,9 +2,13 @@ package refengine
 
 import "math"
 
-// bf16 rounds to the nearest bfloat16, ties to even; not-a-number stays one.
+// bf16 rounds to the nearest bfloat16, ties to even. It is exact for what
+// fromBF16 gives, whatever the bits; other not-a-numbers stay not a number.
 func bf16(v float32) uint16 {
 	b := math.Float32bits(v)
+	if b&0xffff == 0 {
+		return uint16(b >> 16)
+	}
 	if b&0x7fffffff > 0x7f800000 {
 		return uint16(b>>16) | 0x40
 	}

@@ -59,7 +59,7 @@ func TestBF16(t *testing.T) {
 		}
 	}
 	for b := range 1 << 16 {
-		if f := fromBF16(uint16(b)); f == f && bf16(f) != uint16(b) {
+		if f := fromBF16(uint16(b)); bf16(f) != uint16(b) {
 			t.Fatalf("bf16(fromBF16(%#04x)) = %#04x", b, bf16(f))
 		}
 	}
@@ -283,6 +283,25 @@ func TestBlockRoundTrip(t *testing.T) {
 	if !sameBits(a, b) {
 		t.Error("logits over the imported cache differ")
 	}
+}
+
+// Any bits can land in an arena; they are taken and given back as they are.
+func FuzzImportBlock(f *testing.F) {
+	cfg := ModelConfig{Layers: 1, Hidden: 4, KVHeads: 2, HeadDim: 4, Vocab: 8, BlockTokens: 2, MaxTokens: 8}.withDefaults()
+	m := newModel(cfg)
+	f.Add([]byte{0x81, 0x7f, 0xff, 0xff, 0x80, 0x7f}, uint8(1))
+	f.Fuzz(func(t *testing.T, b []byte, block uint8) {
+		src := make([]byte, cfg.blockBytes())
+		copy(src, b)
+		c := newKVCache(cfg)
+		c.importBlock(int(block%4), src)
+		back := make([]byte, len(src))
+		c.exportBlock(int(block%4), 0, cfg.KVHeads, back)
+		if !bytes.Equal(src, back) {
+			t.Fatalf("imported %x, exported %x", src, back)
+		}
+		stepOf(m.forward(c, []int{1}, 7, false, true))
+	})
 }
 
 func TestPerturb(t *testing.T) {
