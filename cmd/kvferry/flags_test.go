@@ -3,8 +3,24 @@ package main
 import (
 	"math"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
+
+// planFlagNames, by which flags without a meaning are refused, lists every flag.
+func TestPlanFlagNames(t *testing.T) {
+	t.Parallel()
+	var got []string
+	for _, m := range regexp.MustCompile(`(?m)^ +--([a-z-]+)`).FindAllStringSubmatch((&app{}).newPlan().Flags().FlagUsages(), -1) {
+		got = append(got, m[1])
+	}
+	if diff := cmp.Diff(slices.Sorted(slices.Values(planFlagNames)), slices.Sorted(slices.Values(got))); diff != "" {
+		t.Error(diff)
+	}
+}
 
 func TestParseRate(t *testing.T) {
 	t.Parallel()

@@ -4,11 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/kvferry/kvferry/kvstore"
 	"github.com/kvferry/kvferry/planner"
@@ -267,18 +267,20 @@ func (a *app) planSession(cmd *cobra.Command, f planFlags) error {
 	})
 }
 
+// planFlagNames are all flags of plan but the global ones.
+var planFlagNames = append([]string{
+	"model", "preset", "prefix", "rtt", "goodput", "present", "stripes", "backlog", "cold", "round-trips", "peak-flops", "mfu",
+	"seconds-per-token", "fixed", "compute-queue", "redirect-rtt", "session",
+}, sessionFlags...)
+
 // onlyFlags refuses flags that mean nothing beside the one called why. Global flags are always fine.
 func onlyFlags(cmd *cobra.Command, why string, allowed ...string) error {
 	var bad []string
-	set := map[string]bool{}
-	for _, name := range allowed {
-		set[name] = true
-	}
-	cmd.LocalNonPersistentFlags().VisitAll(func(fl *pflag.Flag) {
-		if fl.Changed && !set[fl.Name] {
-			bad = append(bad, "--"+fl.Name)
+	for _, name := range planFlagNames {
+		if cmd.Flags().Changed(name) && !slices.Contains(allowed, name) {
+			bad = append(bad, "--"+name)
 		}
-	})
+	}
 	if len(bad) == 0 {
 		return nil
 	}
