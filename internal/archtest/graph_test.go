@@ -9,14 +9,11 @@ import (
 // node is a package as go list describes it.
 type node struct {
 	ImportPath   string
-	Dir          string
+	Doc          string // the package comment's first sentence
 	Standard     bool
-	Module       *struct{ Path string }
-	GoFiles      []string
 	Imports      []string
 	TestImports  []string
 	XTestImports []string
-	DepsErrors   []struct{ Err string }
 }
 
 // graph is packages by import path.

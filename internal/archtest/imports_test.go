@@ -25,7 +25,7 @@ func list(t *testing.T, tags string) graph {
 	t.Helper()
 	// -e: a package that does not compile is the compiler's business; its imports still count here.
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-e", "-deps", "-tags", tags,
-		"-json=ImportPath,Dir,Standard,Module,GoFiles,Imports,TestImports,XTestImports", "./...")
+		"-json=ImportPath,Doc,Standard,Imports,TestImports,XTestImports", "./...")
 	cmd.Dir = root
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -55,6 +55,17 @@ func TestImports(t *testing.T) {
 		g := list(t, tags)
 		for _, b := range g.check(rules) {
 			t.Errorf("tags %q: %s", tags, b)
+		}
+	}
+}
+
+// Every package that is not generated says what it is for.
+func TestPackageComments(t *testing.T) {
+	t.Parallel()
+	for path, n := range list(t, "") {
+		folder, own := ours(path)
+		if own && n.Doc == "" && !matches("proto/...", folder) {
+			t.Errorf("%s has no package comment; write one, in doc.go where it is long", folder)
 		}
 	}
 }
