@@ -28,17 +28,18 @@ func callerProcess(ctx context.Context) *localProcess {
 	return proc
 }
 
-// caller resolves the engine that a call names and who holds what it takes.
+// caller resolves the engine that a call names and who holds what it takes. A process that calls without having
+// registered is watched, too: what it holds must not outlive it.
 func (s *engineService) caller(ctx context.Context, engineID string) (*engine, kvstore.Owner, error) {
 	e, err := s.d.engines.get(engineID)
 	if err != nil {
 		return nil, "", err
 	}
-	pid := 0
-	if p := callerProcess(ctx); p != nil {
-		pid = p.pid
+	p := callerProcess(ctx)
+	if p == nil {
+		return e, e.owner(0), nil
 	}
-	return e, e.owner(pid), nil
+	return e, e.owner(p.pid), s.d.engines.watch(e, p)
 }
 
 // RegisterEngine opens an arena, or adds a process to it.
@@ -110,6 +111,7 @@ func (s *engineService) ReserveBlocks(ctx context.Context, req *pb.ReserveBlocks
 		}
 	}
 	got, err := e.arena.ReserveAfter(owner, kvstore.Tenant(req.GetTenant()), parent, keys)
+	e.heldBy(callerProcess(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -191,6 +193,7 @@ func (s *engineService) AcquireBlocks(ctx context.Context, req *pb.AcquireBlocks
 		return nil, err
 	}
 	tenant := kvstore.Tenant(req.GetTenant())
+	defer e.heldBy(callerProcess(ctx))
 	if req.GetPrefix() {
 		lease, refs, n, err := e.arena.AcquirePrefix(owner, tenant, keys, -1)
 		if err != nil || n == 0 {
@@ -241,13 +244,9 @@ func (s *engineService) PublishSession(ctx context.Context, req *pb.PublishSessi
 	if need := int64(len(keys)) * int64(e.layout.BlockTokens); req.GetTokens() < need || req.GetTokens() < 1 {
 		return nil, invalid("tokens", req.GetTokens(), "at least 1 and at least block_keys x block_tokens; count the whole sequence")
 	}
-	if req.GetEpoch() != 0 {
-		if cur, err := s.d.sessions.Get(tenant, id); err == nil && cur.Epoch != req.GetEpoch() {
-			return nil, &kvstore.FencedError{Tenant: tenant, ID: id, Epoch: cur.Epoch, Owner: cur.Owner, RepinSeq: cur.RepinSeq}
-		}
-	}
 	out, err := s.d.sessions.Publish(kvstore.Session{
-		Tenant: tenant, ID: id, Pin: e.layout.Pin(), Keys: keys, Tokens: req.GetTokens(), Fidelity: fidelityFromProto(req.GetFidelity()),
+		Tenant: tenant, ID: id, Pin: e.layout.Pin(), Keys: keys, Tokens: req.GetTokens(), BlockTokens: e.layout.BlockTokens,
+		Epoch: req.GetEpoch(), Fidelity: fidelityFromProto(req.GetFidelity()),
 	})
 	if err != nil {
 		return nil, err
@@ -266,14 +265,20 @@ func (s *engineService) Events(req *pb.EventsRequest, stream pb.EngineService_Ev
 	if err := stream.SendHeader(nil); err != nil { // tells the engine that nothing from here on is missed
 		return err
 	}
+	behind := failf(ReasonStalled, "open the stream again and look blocks up", "the engine fell %d events behind", subscriberQueue)
 	for {
 		select {
 		case ev := <-sub.events:
+			select {
+			case <-sub.lost:
+				return behind
+			default:
+			}
 			if err := stream.Send(ev); err != nil {
 				return err
 			}
 		case <-sub.lost:
-			return failf(ReasonStalled, "open the stream again and look blocks up", "the engine fell %d events behind", subscriberQueue)
+			return behind
 		case <-stream.Context().Done():
 			return context.Cause(stream.Context())
 		case <-s.d.closing:

@@ -29,6 +29,7 @@ type engine struct {
 		speed    *pb.PrefillSpeed
 		subs     map[*subscriber]struct{}
 		procs    map[int]func() // pid -> stop watching
+		closed   bool           // no process is watched any more
 	}
 }
 
@@ -49,7 +50,6 @@ func (e *engine) speed() *pb.PrefillSpeed {
 type subscriber struct {
 	events chan *pb.EventsResponse
 	lost   chan struct{} // closed when the queue overflowed
-	once   sync.Once
 }
 
 // subscriberQueue holds the landing of a long session block by block with room to spare.
@@ -74,8 +74,9 @@ func (e *engine) publish(ev *pb.EventsResponse) {
 	for s := range e.mu.subs {
 		select {
 		case s.events <- ev:
-		default:
-			s.once.Do(func() { close(s.lost) })
+		default: // it gets nothing after the gap
+			delete(e.mu.subs, s)
+			close(s.lost)
 		}
 	}
 }
@@ -87,10 +88,13 @@ type engines struct {
 	agent  *transfer.Agent
 	offers *offers
 	log    *slog.Logger
-	mu     struct {
+	// opening is held while an arena is opened, which takes as long as the system needs to find the memory; look-ups go
+	// on meanwhile. It is taken before mu.
+	opening sync.Mutex
+	mu      struct {
 		sync.Mutex
 		byID   map[string]*engine
-		bytes  int64 // of all arenas, those being opened included
+		bytes  int64 // of all arenas
 		closed bool
 	}
 }
@@ -112,22 +116,25 @@ type registration struct {
 	proc         *localProcess
 }
 
-// register opens an arena for a new engine or adds a process to one that has it. It is serialised: opening an arena takes
-// milliseconds and happens once an engine.
+// register opens an arena for a new engine or adds a process to one that has it. Registrations are serialised.
 func (r *engines) register(ctx context.Context, reg registration) (*engine, error) {
+	r.opening.Lock()
+	defer r.opening.Unlock()
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.mu.closed {
+	e, closed, used := r.mu.byID[reg.id], r.mu.closed, r.mu.bytes
+	r.mu.Unlock()
+	if closed {
 		return nil, failf(ReasonShuttingDown, "register again when the daemon is back", "the daemon is shutting down")
 	}
-	e := r.mu.byID[reg.id]
 	if e == nil {
 		var err error
-		if e, err = r.open(reg); err != nil {
+		if e, err = r.open(reg, used); err != nil {
 			return nil, err
 		}
+		r.mu.Lock()
 		r.mu.byID[reg.id] = e
 		r.mu.bytes += e.arenaBytes
+		r.mu.Unlock()
 		r.log.LogAttrs(ctx, slog.LevelInfo, "engine registered", slog.String("engine_id", e.id),
 			slog.String("arena", e.arena.Path()), slog.Int64("arena_bytes", e.arenaBytes), slog.String("layout_pin", e.layout.Pin().String()))
 	}
@@ -143,27 +150,47 @@ func (r *engines) register(ctx context.Context, reg registration) (*engine, erro
 	return e, r.adopt(e, reg)
 }
 
-// adopt notes a process of e and watches it.
+// adopt notes what a registration brings and watches its process.
 func (r *engines) adopt(e *engine, reg registration) error {
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	e.mu.software = reg.software
 	if reg.speed != nil {
 		e.mu.speed = reg.speed
 	}
-	if reg.proc == nil || reg.proc.pid == 0 {
+	e.mu.Unlock()
+	return r.watch(e, reg.proc)
+}
+
+// watch has what p holds of e given back when p dies. It does nothing for a process that is watched already or not known.
+func (r *engines) watch(e *engine, p *localProcess) error {
+	if p == nil || p.pid == 0 {
 		return nil
 	}
-	pid := reg.proc.pid
-	if _, ok := e.mu.procs[pid]; ok {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, ok := e.mu.procs[p.pid]; ok || e.mu.closed {
 		return nil
 	}
-	stop, err := watchProcess(reg.proc, func() { r.processDied(e, pid) })
+	stop, err := watchProcess(p, func() { r.processDied(e, p.pid) })
 	if err != nil {
-		return failf(ReasonInternal, "", "%v", err)
+		return failf(ReasonInternal, "open the connection again", "%v", err)
 	}
-	e.mu.procs[pid] = stop
+	e.mu.procs[p.pid] = stop
 	return nil
+}
+
+// heldBy is called after p took slots or leases of e. If p died while it asked, its death has been seen to already and
+// nobody else would give them back.
+func (e *engine) heldBy(p *localProcess) {
+	if p == nil || p.pid == 0 || p.pidfd < 0 {
+		return
+	}
+	e.mu.Lock()
+	_, alive := e.mu.procs[p.pid]
+	e.mu.Unlock()
+	if !alive {
+		e.arena.ReleaseOwner(e.owner(p.pid))
+	}
 }
 
 // processDied reclaims what a dead process held. It runs on the watcher's goroutine, which ends with it.
@@ -176,12 +203,13 @@ func (r *engines) processDied(e *engine, pid int) {
 		slog.Int("leases_released", released.Leases), slog.Int("reservations_released", released.Reservations))
 }
 
-func (r *engines) open(reg registration) (*engine, error) {
+// open opens the arena of a new engine; used is what the others take.
+func (r *engines) open(reg registration, used int64) (*engine, error) {
 	bytes := reg.bytes
 	if bytes == 0 {
 		bytes = r.cfg.Bytes
 	}
-	if left := r.cfg.MaxBytes - r.mu.bytes; bytes > left {
+	if left := r.cfg.MaxBytes - used; bytes > left {
 		return nil, failf(ReasonArenaSpace, "ask for less, or raise arena.max_bytes", "engine %q asks for %d bytes, %d of arena.max_bytes are left", reg.id, bytes, left)
 	}
 	lock := kvstore.LockTry
@@ -262,6 +290,8 @@ func (r *engines) list() []*engine {
 
 // close stops the watchers and closes the arenas. The agent must be closed already: nobody writes.
 func (r *engines) close() error {
+	r.opening.Lock()
+	defer r.opening.Unlock()
 	r.mu.Lock()
 	r.mu.closed = true
 	r.mu.Unlock()
@@ -269,7 +299,7 @@ func (r *engines) close() error {
 	for _, e := range r.list() {
 		e.mu.Lock()
 		stops := e.mu.procs
-		e.mu.procs = map[int]func(){}
+		e.mu.procs, e.mu.closed = map[int]func(){}, true
 		e.mu.Unlock()
 		for _, stop := range stops {
 			stop()

@@ -213,6 +213,12 @@ func (m *migration) lands(k kvstore.BlockKey) bool {
 	return ok
 }
 
+func (m *migration) started() time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.mu.started
+}
+
 func (m *migration) state() state {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -241,7 +247,7 @@ func stateToProto(s state) pb.MigrationState {
 // finish releases everything on every path, then reports once.
 func (m *migration) finish(ctx context.Context) {
 	st := m.state()
-	if st == stateRecompute && m.demand.takeover && m.drive.failure != nil {
+	if st == stateRecompute && m.demand.takeover && m.drive.failure != nil && m.drive.ownership != pb.Ownership_OWNERSHIP_MOVED {
 		m.takeOver()
 	}
 	if m.drive.renewer != nil {
@@ -252,13 +258,13 @@ func (m *migration) finish(ctx context.Context) {
 		m.drive.engine.arena.ReleaseOwner(m.owner)
 	}
 	m.d.endOffer(ctx, m.drive.link, m.drive.offer.id)
+	report.Total = durationpb.New(time.Since(m.started()))
+	m.d.migrations.ended(m) // before the report: who has it may migrate the session again at once
+	m.d.metrics.ended(report)
 	m.mu.Lock()
 	m.mu.report = report
-	report.Total = durationpb.New(time.Since(m.mu.started))
 	m.notifyLocked()
 	m.mu.Unlock()
-	m.d.migrations.ended(m)
-	m.d.metrics.ended(report)
 	level, attrs := slog.LevelInfo, []slog.Attr{
 		slog.String("migration_id", m.id), slog.String("session_id", string(m.demand.session)), slog.String("state", st.String()),
 		slog.String("mode", m.drive.mode.String()), slog.Int64("bytes", report.GetBytes()), slog.Duration("total", report.GetTotal().AsDuration()),
@@ -278,6 +284,9 @@ func (m *migration) makeReport(st state) *pb.MigrationReport {
 		BlocksTotal: int64(len(dr.session.Keys)), BlocksPresent: dr.present0, BlocksMoved: dr.moved.Load(), Pages: dr.pages.Load(),
 		Bytes: dr.bytes.Load(), WireBytes: dr.wire, PagesRetried: dr.retried, Tokens: dr.session.Tokens, StaleTailTokens: dr.stale,
 		Transfer: durationpb.New(dr.transfer), PredictedSeconds: dr.predicted, Fidelity: fidelityToProto(dr.session.Fidelity),
+	}
+	if st == stateRecompute && dr.mode == planner.ModeNone { // the source went out of reach before there was a plan
+		r.Mode = pb.Mode_MODE_RECOMPUTE
 	}
 	if dr.source != "" {
 		r.Source = &pb.Node{NodeId: string(dr.source), RegionId: dr.sourceReg, Incarnation: dr.sourceInc}

@@ -80,16 +80,20 @@ const pendingPoll = 20 * time.Millisecond
 func (m *migration) reserve(ctx context.Context) (event, error) {
 	dr := &m.drive
 	keys := dr.session.Keys[:dr.offer.available]
-	waited := time.Duration(0)
+	waited, pending := time.Duration(0), 0
 	for {
-		pending, err := m.reserveOnce(keys)
+		before := pending
+		var err error
+		pending, err = m.reserveOnce(keys)
 		switch {
 		case err != nil:
 			return 0, err
 		case len(dr.wanted) > 0:
 			return evReserved, nil
 		case pending == 0:
-			return m.allHere(), nil
+			return m.allHere()
+		case pending < before: // somebody else's blocks arrive: slow is not stuck
+			waited = 0
 		case waited >= m.d.cfg.Link.ProgressTimeout:
 			return 0, failf(ReasonStalled, "migrate again, or recompute", "%d blocks are being filled by somebody else and do not arrive", pending)
 		}
@@ -104,17 +108,27 @@ func (m *migration) reserve(ctx context.Context) (event, error) {
 	}
 }
 
-// allHere says how a fetch with nothing left to move goes on.
-func (m *migration) allHere() event {
+// allHere says how a fetch with nothing left to move goes on. Blocks that the source has lost may still be here.
+func (m *migration) allHere() (event, error) {
 	dr := &m.drive
-	switch {
-	case len(m.demand.keys) > 0:
-		return evReplicated
-	case dr.offer.available < len(dr.session.Keys):
-		dr.lost = len(dr.session.Keys) - dr.offer.available
-		return evPrefixOnly
+	n := dr.offer.available
+	for n < len(dr.session.Keys) && m.hold(dr.session.Keys[n]) {
+		n++
 	}
-	return evNothingMissing
+	dr.lost = len(dr.session.Keys) - n
+	lost := failf(ReasonBlockNotFound, "prefill what is missing, or name another source", "node %q holds only the first %d of the %d blocks", dr.source, dr.offer.available, len(dr.session.Keys))
+	switch {
+	case len(m.demand.keys) > 0 && dr.lost > 0:
+		return 0, lost
+	case len(m.demand.keys) > 0:
+		return evReplicated, nil
+	case dr.lost > 0:
+		if dr.failure == nil {
+			dr.failure = lost
+		}
+		return evPrefixOnly, nil
+	}
+	return evNothingMissing, nil
 }
 
 // reserveOnce fills drive.wanted with the slots it got and returns how many blocks somebody else is filling. Either
@@ -231,7 +245,7 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 }
 
 // accuse has the source re-verify the block whose page failed twice. If it is bad there, the source drops it and this
-// node keeps the prefix before it; if it is good there, the path damages it and the migration fails.
+// node fetches the prefix before it and no more; if it is good there, the path damages it and the migration fails.
 func (m *migration) accuse(ctx context.Context, local, remote []transfer.Desc, cause error) (event, error) {
 	dr := &m.drive
 	ce, ok := errors.AsType[*transfer.ChunkError](cause)
@@ -247,12 +261,13 @@ func (m *migration) accuse(ctx context.Context, local, remote []transfer.Desc, c
 		return 0, cause
 	}
 	for i, s := range dr.offer.slots {
-		if s == slot {
-			dr.lost = len(dr.session.Keys) - i
+		if s == slot { // what is before it may not have landed yet, and is still good there
+			dr.offer.available, dr.offer.slots = i, dr.offer.slots[:i]
+			break
 		}
 	}
 	dr.failure = classify(cause)
-	return evPrefixOnly, nil
+	return evLanded, nil
 }
 
 // landing counts pages into blocks. landed is called by the transfer's receivers, concurrently.

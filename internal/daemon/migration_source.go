@@ -1,8 +1,10 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,13 +41,14 @@ func (m *migration) locate(ctx context.Context) (event, error) {
 	if known && s.Owner == m.d.self {
 		return m.here(s)
 	}
+	dr.session = s // what is known if the source can't be asked; its offer replaces it
 	switch {
 	case q.hint != "" && q.hint != transfer.PeerID(m.d.self):
 		dr.source = q.hint
 	case known:
 		dr.source = transfer.PeerID(s.Owner)
 	default:
-		if dr.source, err = m.d.askAll(ctx, q.ref()); err != nil {
+		if dr.source, err = m.d.askAll(ctx, q.ref(), ""); err != nil {
 			return 0, err
 		}
 	}
@@ -66,46 +69,86 @@ func (m *migration) here(s kvstore.Session) (event, error) {
 	return evHere, nil
 }
 
-// askAll asks every configured peer at once; the highest (repin_seq, epoch) wins. A peer that can't be reached counts
-// as not knowing, but when nobody knows and somebody was out of reach, the answer is that, not "not found".
-func (d *Daemon) askAll(ctx context.Context, ref *pb.SessionRef) (transfer.PeerID, error) {
-	type result struct {
-		answer *pb.LocateAnswer
-		err    error
+// located is one peer's answer to a locate call.
+type located struct {
+	from   transfer.PeerID
+	answer *pb.LocateAnswer
+	err    error
+}
+
+// source is the node to ask for an offer. A peer that says this node is the owner has handed the session over here and
+// the answer was lost: it is the one to ask.
+func (l *located) source(self kvstore.NodeID) transfer.PeerID {
+	if owner := l.answer.GetOwnerNodeId(); owner != string(self) {
+		return transfer.PeerID(owner)
 	}
-	ids := d.links.ids()
-	results := make([]result, len(ids))
+	return l.from
+}
+
+// newer reports whether l orders after old by (repin_seq, epoch).
+func (l *located) newer(old *located) bool {
+	if old == nil {
+		return true
+	}
+	return cmp.Or(cmp.Compare(l.answer.GetRepinSeq(), old.answer.GetRepinSeq()), cmp.Compare(l.answer.GetEpoch(), old.answer.GetEpoch())) > 0
+}
+
+// locateGrace is how long the other peers may take once one has answered that it knows the session.
+const locateGrace = time.Second
+
+// askAll asks every configured peer but skip at once; the highest (repin_seq, epoch) wins. A peer that can't be reached
+// counts as not knowing, but when nobody knows and somebody was out of reach, the answer is that, not "not found".
+// Once somebody knows, silent ones are waited for no longer than locateGrace.
+func (d *Daemon) askAll(ctx context.Context, ref *pb.SessionRef, skip transfer.PeerID) (transfer.PeerID, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ids := slices.DeleteFunc(d.links.ids(), func(id transfer.PeerID) bool { return id == skip })
+	results := make(chan *located, len(ids)) // who answers late does not block
 	var wg sync.WaitGroup
-	for i, id := range ids {
-		wg.Go(func() {
-			link, err := d.links.get(ctx, id)
-			if err != nil {
-				results[i].err = err
-				return
-			}
-			resp, err := d.callPeer(ctx, link, &pb.PeerRequest{Call: &pb.PeerRequest_Locate{Locate: &pb.LocateCall{Session: ref}}})
-			results[i] = result{resp.GetLocate(), err}
-		})
+	defer wg.Wait()
+	defer cancel()
+	for _, id := range ids {
+		wg.Go(func() { results <- d.ask(ctx, id, ref) })
 	}
-	wg.Wait()
-	var best *pb.LocateAnswer
+	var best *located
 	var unreachable error
-	for _, r := range results {
-		switch a := r.answer; {
-		case r.err != nil:
-			unreachable = r.err
-		case a.GetKnown() && (best == nil || a.GetRepinSeq() > best.GetRepinSeq() || a.GetRepinSeq() == best.GetRepinSeq() && a.GetEpoch() > best.GetEpoch()):
-			best = a
+	grace := time.NewTimer(locateGrace)
+	grace.Stop()
+	defer grace.Stop()
+	for range ids {
+		select {
+		case l := <-results:
+			switch {
+			case l.err != nil:
+				unreachable = l.err
+			case l.answer.GetKnown() && l.newer(best):
+				if best == nil {
+					grace.Reset(locateGrace)
+				}
+				best = l
+			}
+		case <-grace.C:
+			return best.source(d.self), nil
 		}
 	}
 	switch {
 	case best != nil:
-		return transfer.PeerID(best.GetOwnerNodeId()), nil
+		return best.source(d.self), nil
 	case unreachable != nil:
 		return "", unreachable
 	}
 	return "", failf(ReasonSessionNotFound, "check the tenant and the session id; the engine publishes a session at the end of a turn",
 		"no node knows session %q of tenant %q", ref.GetSessionId(), ref.GetTenant())
+}
+
+// ask makes one locate call.
+func (d *Daemon) ask(ctx context.Context, id transfer.PeerID, ref *pb.SessionRef) *located {
+	link, err := d.links.get(ctx, id)
+	if err != nil {
+		return &located{from: id, err: err}
+	}
+	resp, err := d.callPeer(ctx, link, &pb.PeerRequest{Call: &pb.PeerRequest_Locate{Locate: &pb.LocateCall{Session: ref}}})
+	return &located{from: id, answer: resp.GetLocate(), err: err}
 }
 
 // offer asks the source for the session, following at most maxHops forwarding records.
@@ -122,15 +165,30 @@ func (m *migration) offer(ctx context.Context) (event, error) {
 				return 0, failf(ReasonTooManyHops, "name the owner with source_hint", "gave up after %d forwarding hops at node %q", maxHops, dr.source)
 			}
 			dr.source = transfer.PeerID(f.Meta["owner_node_id"])
-		case refused && f.Reason == ReasonSessionNotFound && dr.source == m.demand.hint && dr.hops == 0:
-			// A wrong hint costs a round trip, no more.
+		case wrongHint(err) && dr.source == m.demand.hint && dr.hops == 0 && len(m.demand.keys) == 0:
+			// A wrong hint costs a round trip, one that does not answer a connect time-out, no more.
 			dr.hops++
-			if dr.source, err = m.d.askAll(ctx, m.demand.ref()); err != nil {
+			source, askErr := m.d.askAll(ctx, m.demand.ref(), dr.source)
+			switch {
+			case askErr != nil && classify(err).Reason == ReasonSessionNotFound:
+				return 0, askErr // not found, or somebody who may know can't be asked
+			case askErr != nil || source == dr.source:
 				return 0, err
 			}
+			dr.source = source
 		default:
 			return 0, err
 		}
+	}
+}
+
+// wrongHint reports whether err, of the node that the caller named as the source, leaves others worth asking.
+func wrongHint(err error) bool {
+	switch classify(err).Reason {
+	case ReasonSessionNotFound, ReasonNodeNotFound, ReasonPeerUnreachable:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -162,7 +220,7 @@ func (m *migration) takeOffer(a *pb.OfferAnswer) error {
 	if err != nil {
 		return err
 	}
-	dr.session = s
+	dr.session, dr.lost = s, 0
 	of := offered{
 		id: a.GetOfferId(), memory: transfer.MemoryID(a.GetMemoryId()), stride: uint64(a.GetStrideBytes()), backlog: a.GetEgressBacklogBytes(),
 		available: int(a.GetBlocksAvailable()),

@@ -12,19 +12,24 @@ import (
 	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 	"github.com/kvferry/kvferry/transfer"
+	"github.com/kvferry/kvferry/transfer/wire"
 )
 
 // codeFailure is the call code whose details hold a google.rpc.Status made from a Failure.
 const codeFailure = transfer.CodeUser
 
-// answerPeer is the transfer.Config.Handler: one control call of a peer.
-func (d *Daemon) answerPeer(ctx context.Context, from transfer.Peer, payload []byte) ([]byte, error) {
+// answerPeer is the transfer.Config.Handler: one control call of a peer. A panic fails the call, not the daemon.
+func (d *Daemon) answerPeer(ctx context.Context, from transfer.Peer, payload []byte) (answer []byte, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			answer, err = nil, peerFailure(d.panicked(ctx, "peer call", r))
+		}
+	}()
 	var req pb.PeerRequest
 	if err := proto.Unmarshal(payload, &req); err != nil {
 		return nil, peerFailure(failf(ReasonVersionMismatch, "run the same release on both nodes", "the call can't be decoded: %v", err))
 	}
 	resp := &pb.PeerResponse{}
-	var err error
 	switch call := req.GetCall().(type) {
 	case *pb.PeerRequest_Locate:
 		resp.Answer = &pb.PeerResponse_Locate{Locate: d.answerLocate(call.Locate)}
@@ -55,7 +60,11 @@ func (d *Daemon) answerPeer(ctx context.Context, from transfer.Peer, payload []b
 	if err != nil {
 		return nil, peerFailure(err)
 	}
-	return proto.Marshal(resp)
+	out, err := proto.Marshal(resp)
+	if err == nil && len(out) > wire.MaxPayload {
+		err = peerFailure(tooLarge(len(out)))
+	}
+	return out, err
 }
 
 // peerFailure packs err for the caller.
@@ -69,17 +78,22 @@ func peerFailure(err error) error {
 }
 
 // callPeer makes one control call and unpacks its failure. It is bounded by the configured call time-out.
-func (d *Daemon) callPeer(ctx context.Context, link *transfer.Link, req *pb.PeerRequest) (*pb.PeerResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, d.cfg.Migration.CallTimeout)
+func (d *Daemon) callPeer(outer context.Context, link *transfer.Link, req *pb.PeerRequest) (*pb.PeerResponse, error) {
+	ctx, cancel := context.WithTimeout(outer, d.cfg.Migration.CallTimeout)
 	defer cancel()
 	payload, err := proto.Marshal(req)
 	if err != nil {
 		return nil, fmt.Errorf("encode call: %w", err)
 	}
+	before := link.Stats()
 	answer, err := link.Call(ctx, payload)
 	if err != nil {
 		if re, ok := errors.AsType[*transfer.RemoteError](err); ok && re.Code == codeFailure {
 			return nil, failureFromDetails(re)
+		}
+		if ctx.Err() != nil && outer.Err() == nil {
+			d.suspect(link, before)
+			err = failf(ReasonPeerUnreachable, "check the link and the other daemon; the session can be recomputed", "no answer within migration.call_timeout (%v): %v", d.cfg.Migration.CallTimeout, err)
 		}
 		return nil, fmt.Errorf("call node %q: %w", link.Peer().ID, err)
 	}
@@ -88,6 +102,14 @@ func (d *Daemon) callPeer(ctx context.Context, link *transfer.Link, req *pb.Peer
 		return nil, failf(ReasonVersionMismatch, "run the same release on both nodes", "the answer of node %q can't be decoded: %v", link.Peer().ID, err)
 	}
 	return &resp, nil
+}
+
+// suspect ends a link on which a call got no answer, nothing at all was heard meanwhile, and no transfer runs: its peer
+// is gone or was restarted, and QUIC would take its idle time-out to find out. The next call dials afresh.
+func (d *Daemon) suspect(link *transfer.Link, before transfer.LinkStats) {
+	if now := link.Stats(); now.Transfers == 0 && now.BytesReceived == before.BytesReceived {
+		d.wg.Go(func() { _ = link.Close(transfer.CodePeerGone) }) // owner: d; ends within a second
+	}
 }
 
 // answerLocate says what this node knows of a session.
@@ -148,6 +170,10 @@ func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferA
 	if e == nil { // the blocks died with an earlier incarnation; the session can still be handed over
 		return answer, nil
 	}
+	if len(call.GetKeys()) > 0 { // named blocks have the layout of the engine that holds them
+		pin := e.layout.Pin()
+		answer.Session.LayoutPin = pin[:]
+	}
 	answer.MemoryId, answer.StrideBytes, answer.Layout = uint32(e.memory), e.layout.Stride(), layoutToProto(e.layout)
 	if call.GetDryRun() {
 		answer.BlocksAvailable = int64(presentPrefix(e.arena, tenant, session.Keys))
@@ -162,7 +188,19 @@ func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferA
 	}
 	answer.Slots, answer.BlocksAvailable = refsToProto(of.refs), int64(len(of.refs))
 	answer.OfferId, answer.EgressBacklogBytes = of.id[:], before
+	if n := proto.Size(answer); n > maxAnswer {
+		_ = d.offers.end(of.id[:], from.ID)
+		return nil, tooLarge(n)
+	}
 	return answer, nil
+}
+
+// maxAnswer leaves room for the frame around an answer.
+const maxAnswer = wire.MaxPayload - 1024
+
+func tooLarge(n int) *Failure {
+	return failf(ReasonModeUnavailable, "prefill the session at the destination, or use larger blocks or shorter keys",
+		"the session has too many blocks for one answer: %d bytes, at most %d", n, maxAnswer)
 }
 
 // checkLayout compares the destination's layout with the session's, field by field where an engine here has it.

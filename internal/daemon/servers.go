@@ -11,6 +11,7 @@ import (
 	"net/http/pprof"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -151,13 +152,29 @@ func (d *Daemon) grpcServer(h *health.Server, creds credentials.TransportCredent
 // unaryErrors and streamErrors give every error its status and details, and keep a panic in one call from ending the
 // daemon: the call fails, the stack is logged.
 func (d *Daemon) unaryErrors(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
-	defer func() { err = toStatus(err) }()
+	defer func() {
+		if r := recover(); r != nil {
+			err = d.panicked(ctx, info.FullMethod, r)
+		}
+		err = toStatus(err)
+	}()
 	return handler(ctx, req)
 }
 
 func (d *Daemon) streamErrors(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
-	defer func() { err = toStatus(err) }()
+	defer func() {
+		if r := recover(); r != nil {
+			err = d.panicked(stream.Context(), info.FullMethod, r)
+		}
+		err = toStatus(err)
+	}()
 	return handler(srv, stream)
+}
+
+// panicked logs the stack of a call that panicked and returns what its caller is told.
+func (d *Daemon) panicked(ctx context.Context, call string, r any) error {
+	d.log.LogAttrs(ctx, slog.LevelError, "call panicked", slog.String("call", call), slog.Any("panic", r), slog.String("stack", string(debug.Stack())))
+	return failf(ReasonInternal, "report this, with the daemon's log", "BUG: %s panicked: %v", call, r)
 }
 
 // prepareSocket makes the socket's directory and removes a socket that nobody answers on.
