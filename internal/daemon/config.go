@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"time"
 
 	"github.com/goccy/go-yaml"
@@ -195,20 +197,24 @@ func (c Config) Validate() error {
 	check(idPattern.MatchString(c.Node.Region), "node.region", fmt.Sprintf("%q", c.Node.Region), idAllowed)
 	check(filepath.IsAbs(c.Listen.Unix) && len(c.Listen.Unix) < 104, "listen.unix", fmt.Sprintf("%q", c.Listen.Unix),
 		"an absolute path of fewer than 104 bytes")
-	for field, addr := range map[string]string{"listen.grpc": c.Listen.GRPC, "listen.admin": c.Listen.Admin} {
-		check(addr == off || isHostPort(addr), field, fmt.Sprintf("%q", addr), `host:port, or "off"`)
+	for _, l := range []struct{ field, addr string }{{"listen.grpc", c.Listen.GRPC}, {"listen.admin", c.Listen.Admin}} {
+		check(l.addr == off || isHostPort(l.addr), l.field, fmt.Sprintf("%q", l.addr), `host:port with a port of 0 to 65535, or "off"`)
 	}
-	check(isHostPort(c.Listen.QUIC), "listen.quic", fmt.Sprintf("%q", c.Listen.QUIC), "host:port")
+	check(isHostPort(c.Listen.QUIC), "listen.quic", fmt.Sprintf("%q", c.Listen.QUIC), "host:port with a port of 0 to 65535")
 	check(c.Arena.Bytes > 0 && c.Arena.Bytes <= c.Arena.MaxBytes, "arena.bytes", c.Arena.Bytes, "above 0 and at most arena.max_bytes")
 	check(c.Arena.MaxBytes > 0, "arena.max_bytes", c.Arena.MaxBytes, "above 0")
 	check(filepath.IsAbs(c.Arena.Dir), "arena.dir", fmt.Sprintf("%q", c.Arena.Dir), "an absolute path on a memory filesystem")
+	check(c.Arena.Group >= 0, "arena.group", c.Arena.Group, "0 (the daemon's own group) or a numeric group id")
 	check(c.Link.Stripes >= 1 && c.Link.Stripes <= 64, "link.stripes", c.Link.Stripes, "1 to 64")
 	check(c.Link.RoundTrips > 0 && c.Link.RoundTrips <= 100, "link.round_trips", c.Link.RoundTrips, "above 0 and at most 100")
-	for field, d := range map[string]time.Duration{
-		"link.connect_timeout": c.Link.ConnectTimeout, "link.progress_timeout": c.Link.ProgressTimeout,
-		"migration.deadline": c.Migration.Deadline, "migration.lease_ttl": c.Migration.LeaseTTL, "migration.call_timeout": c.Migration.CallTimeout,
+	for _, d := range []struct {
+		field string
+		value time.Duration
+	}{
+		{"link.connect_timeout", c.Link.ConnectTimeout}, {"link.progress_timeout", c.Link.ProgressTimeout},
+		{"migration.deadline", c.Migration.Deadline}, {"migration.lease_ttl", c.Migration.LeaseTTL}, {"migration.call_timeout", c.Migration.CallTimeout},
 	} {
-		check(d > 0 && d <= 24*time.Hour, field, d, "above 0 and at most 24h, for example 10s")
+		check(d.value > 0 && d.value <= 24*time.Hour, d.field, d.value, "above 0 and at most 24h, for example 10s")
 	}
 	check(c.Migration.MaxActive >= 1 && c.Migration.MaxActive <= 1<<16, "migration.max_active", c.Migration.MaxActive, "1 to 65536")
 	check(c.Migration.Keep >= 1 && c.Migration.Keep <= 1<<20, "migration.keep", c.Migration.Keep, "1 to 1048576")
@@ -221,6 +227,7 @@ func (c Config) Validate() error {
 		check(idPattern.MatchString(p.Node), at+"node", fmt.Sprintf("%q", p.Node), idAllowed)
 		check(idPattern.MatchString(p.Region), at+"region", fmt.Sprintf("%q", p.Region), idAllowed)
 		check(isHostPort(p.Address), at+"address", fmt.Sprintf("%q", p.Address), "host:port of the peer's listen.quic")
+		check(!math.IsNaN(p.PriorBps) && p.PriorBps <= 1e15, at+"prior_bps", p.PriorBps, "bit/s up to 1e15, or negative for none")
 		check(!seen[p.Node], at+"node", fmt.Sprintf("%q", p.Node), "different from node.id and from the other peers")
 		seen[p.Node] = true
 	}
@@ -230,9 +237,9 @@ func (c Config) Validate() error {
 // validateTLS is apart from Validate because a daemon assembled from parts brings its own TLS configuration.
 func (c Config) validateTLS() error {
 	var errs []error
-	for field, path := range map[string]string{"tls.ca": c.TLS.CA, "tls.cert": c.TLS.Cert, "tls.key": c.TLS.Key} {
-		if path == "" {
-			errs = append(errs, &ConfigError{field, `""`, "the path of a PEM file; `kvferry certs` makes them"})
+	for _, f := range []struct{ field, path string }{{"tls.ca", c.TLS.CA}, {"tls.cert", c.TLS.Cert}, {"tls.key", c.TLS.Key}} {
+		if f.path == "" {
+			errs = append(errs, &ConfigError{f.field, `""`, "the path of a PEM file; `kvferry certs` makes them"})
 		}
 	}
 	return errors.Join(errs...)
@@ -240,7 +247,11 @@ func (c Config) validateTLS() error {
 
 func isHostPort(s string) bool {
 	_, port, err := net.SplitHostPort(s)
-	return err == nil && port != ""
+	if err != nil {
+		return false
+	}
+	_, err = strconv.ParseUint(port, 10, 16)
+	return err == nil
 }
 
 // Override returns c with the string fields that over sets: what flags give on top of a file.

@@ -47,6 +47,7 @@ type fleet struct {
 	ca    *certs.CA
 	nodes map[string]*node
 	names []string
+	edit  func(name string, cfg *Config, parts *Parts) // changes every node before it starts; nil for none
 }
 
 // node is one daemon with clients to it.
@@ -65,22 +66,27 @@ type node struct {
 
 func newFleet(t *testing.T, model wan.Model, names ...string) *fleet {
 	t.Helper()
+	return newFleetEdited(t, model, nil, names...)
+}
+
+func newFleetEdited(t *testing.T, model wan.Model, edit func(string, *Config, *Parts), names ...string) *fleet {
+	t.Helper()
 	ca, err := certs.NewCA("test", 24*365*time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fleet{t: t, net: wan.NewNetwork(model), ca: ca, nodes: map[string]*node{}, names: names}
+	f := &fleet{t: t, net: wan.NewNetwork(model), ca: ca, nodes: map[string]*node{}, names: names, edit: edit}
 	t.Cleanup(func() { _ = f.net.Close() })
 	for i := range names {
-		f.addNode(i, nil)
+		f.addNode(i)
 	}
 	return f
 }
 
 func (f *fleet) ipOf(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}) }
 
-// addNode starts node i; edit may change its configuration.
-func (f *fleet) addNode(i int, edit func(*Config, *Parts)) *node {
+// addNode starts node i.
+func (f *fleet) addNode(i int) *node {
 	f.t.Helper()
 	name := f.names[i]
 	cfg := Config{
@@ -110,8 +116,8 @@ func (f *fleet) addNode(i int, edit func(*Config, *Parts)) *node {
 		Local: n.local, Packets: conn, TLS: tlsConfig, NoState: true, Version: "test",
 		DialPacket: func(context.Context) (net.PacketConn, error) { return f.net.Listen(netip.AddrPortFrom(n.ip, 0)) },
 	}
-	if edit != nil {
-		edit(&cfg, &parts)
+	if f.edit != nil {
+		f.edit(name, &cfg, &parts)
 	}
 	n.cfg = cfg
 	if n.d, err = Open(cfg, parts); err != nil {

@@ -32,17 +32,19 @@ func newLinks(cfg Config, agent *transfer.Agent) *links {
 }
 
 // get returns a live link to node, dialling it when there is none. Only configured peers are dialled.
-func (l *links) get(ctx context.Context, node transfer.PeerID) (*transfer.Link, error) {
+func (l *links) get(outer context.Context, node transfer.PeerID) (*transfer.Link, error) {
 	p, ok := l.peers[node]
 	if !ok {
 		return nil, failf(ReasonNodeNotFound, "add it to peers in this daemon's configuration, or name another source", "node %q is not a configured peer", string(node)).with("node_id", string(node))
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.cfg.Link.ConnectTimeout)
+	ctx, cancel := context.WithTimeout(outer, l.cfg.Link.ConnectTimeout)
 	defer cancel()
 	link, err := l.agent.Connect(ctx, p.Address, node)
-	l.mu.Lock()
-	l.mu.lastErr[node] = err
-	l.mu.Unlock()
+	if outer.Err() == nil { // else the caller gave up, which says nothing about the peer
+		l.mu.Lock()
+		l.mu.lastErr[node] = err
+		l.mu.Unlock()
+	}
 	if err != nil {
 		return nil, l.unreachable(p, err)
 	}
@@ -72,27 +74,46 @@ func (l *links) ids() []transfer.PeerID {
 	return out
 }
 
-// view is one link as ListLinks and the planner see it.
+// view is all links with one peer as ListLinks sees them: the one that was dialled here, over which migrations into
+// this node run, and the one that the peer dialled.
 type view struct {
 	peer        transfer.PeerID
 	config      PeerConfig
-	stats       transfer.LinkStats
+	stats       transfer.LinkStats // counts and backlog of all links; round trip, stripes and goodput of the measured one
 	connected   bool
 	incarnation string
 	err         error
 }
 
+// add takes a link's counters in.
+func (v *view) add(peer transfer.Peer, st transfer.LinkStats) {
+	if !v.connected || st.GoodputKnown && !v.stats.GoodputKnown {
+		st, v.stats = v.stats, st
+		v.incarnation = peer.Incarnation
+	}
+	v.connected = true
+	v.stats.BytesSent += st.BytesSent
+	v.stats.BytesReceived += st.BytesReceived
+	v.stats.PacketsSent += st.PacketsSent
+	v.stats.PacketsReceived += st.PacketsReceived
+	v.stats.PacketsLost += st.PacketsLost
+	v.stats.QueuedBytes += st.QueuedBytes
+	v.stats.Transfers += st.Transfers
+	v.stats.Calls += st.Calls
+}
+
 // views lists configured and connected peers.
 func (l *links) views() []view {
-	byPeer := map[transfer.PeerID]view{}
+	byPeer := map[transfer.PeerID]*view{}
 	for id, p := range l.peers {
-		byPeer[id] = view{peer: id, config: p}
+		byPeer[id] = &view{peer: id, config: p}
 	}
 	for _, link := range l.agent.Links() {
-		id := link.Peer().ID
-		v := byPeer[id]
-		v.peer, v.stats, v.connected, v.incarnation = id, link.Stats(), true, link.Peer().Incarnation
-		byPeer[id] = v
+		peer := link.Peer()
+		if byPeer[peer.ID] == nil {
+			byPeer[peer.ID] = &view{peer: peer.ID}
+		}
+		byPeer[peer.ID].add(peer, link.Stats())
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -101,7 +122,7 @@ func (l *links) views() []view {
 		if !v.connected {
 			v.err = l.mu.lastErr[id]
 		}
-		out = append(out, v)
+		out = append(out, *v)
 	}
 	slices.SortFunc(out, func(a, b view) int { return cmp.Compare(a.peer, b.peer) })
 	return out
