@@ -17,7 +17,7 @@ import (
 type Config struct {
 	// WAN is the link between the regions. Default DefaultWAN.
 	WAN wan.Model
-	// Prefix is the tokens of the first prompt, 1 to 4096. Default 264. Above 256 tokens the reference layout has more
+	// Prefix is the tokens of the first prompt, 6 to 4096. Default 264. Above 256 tokens the reference layout has more
 	// than 80 MiB of KV.
 	Prefix int
 	// Turns is how many turns the conversation has before the move, 1 to 64. Default 3.
@@ -93,8 +93,8 @@ func (e *InputError) Error() string {
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	var errs []error
-	if c.Prefix < 1 || c.Prefix > 4096 {
-		errs = append(errs, &InputError{"prefix", fmt.Sprint(c.Prefix), "1 to 4096 tokens"})
+	if c.Prefix < userTokens || c.Prefix > 4096 {
+		errs = append(errs, &InputError{"prefix", fmt.Sprint(c.Prefix), "6 to 4096 tokens"})
 	}
 	if c.Turns < 1 || c.Turns > 64 {
 		errs = append(errs, &InputError{"turns", fmt.Sprint(c.Turns), "1 to 64"})
@@ -133,6 +133,9 @@ func (c Config) shape() (refengine.ModelConfig, error) {
 			Layers: p.Layout.Layers, Hidden: hiddenSize, QueryHeads: p.Layout.KVHeads, KVHeads: p.Layout.KVHeads, HeadDim: p.Layout.HeadDim,
 			FFN: 2 * hiddenSize, Vocab: 512, BlockTokens: p.Layout.BlockTokens,
 		}
+	}
+	if m.BlockTokens == 0 {
+		m.BlockTokens = 16
 	}
 	m.Seed = c.Seed + 1
 	m.MaxTokens = max(m.MaxTokens, c.tokens())

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	mathrand "math/rand/v2"
 	"slices"
@@ -72,9 +73,6 @@ func Run(ctx context.Context, cfg Config, o Observer) (res *Result, err error) {
 	return f.Run(ctx, o)
 }
 
-// session is the id of the demo's conversation.
-const session = "demo"
-
 // Run tells the story on a fresh fleet.
 func (f *Fleet) Run(ctx context.Context, o Observer) (*Result, error) {
 	talk, err := f.Converse(ctx, o)
@@ -83,20 +81,20 @@ func (f *Fleet) Run(ctx context.Context, o Observer) (*Result, error) {
 	}
 	next := talk.Next()
 	o.step("what the first region would say next, kept for the comparison")
-	want, err := f.East.Generate(ctx, refengine.Request{Session: session, Tokens: next, MaxNew: proofNew, UseCache: true})
+	want, err := f.East.Generate(ctx, refengine.Request{Session: talk.Session, Tokens: next, MaxNew: proofNew, UseCache: true})
 	if err != nil {
 		return nil, err
 	}
 	res := &Result{Tokens: len(talk.Tokens)}
 	o.step("the proxy re-pins the session to %s: what would each way cost?", f.West.Name)
-	if res.Plan, err = f.Plan(ctx); err != nil {
+	if res.Plan, err = f.Plan(ctx, talk.Session); err != nil {
 		return nil, err
 	}
 	if o.Plan != nil {
 		o.Plan(res.Plan)
 	}
 	o.step("migrating to %s", f.West.Name)
-	if res.Report, err = f.Migrate(ctx, f.West, f.cfg.Mode, 1, o.Migration); err != nil {
+	if res.Report, err = f.Migrate(ctx, f.West, Move{Session: talk.Session, Mode: f.cfg.Mode, RepinSeq: 1}, o.Migration); err != nil {
 		return nil, err
 	}
 	if bad := res.Report.GetState(); bad == pb.MigrationState_MIGRATION_STATE_FAILED || bad == pb.MigrationState_MIGRATION_STATE_CANCELLED {
@@ -108,7 +106,7 @@ func (f *Fleet) Run(ctx context.Context, o Observer) (*Result, error) {
 // verify continues in the second region and compares, then prefills from the tokens alone as the control.
 func (f *Fleet) verify(ctx context.Context, o Observer, talk *Talk, next []int, want *refengine.Result, res *Result) error {
 	o.step("the conversation goes on in %s", f.West.Name)
-	got, err := f.West.Generate(ctx, refengine.Request{Session: session, Tokens: next, MaxNew: proofNew, UseCache: true})
+	got, err := f.West.Generate(ctx, refengine.Request{Session: talk.Session, Tokens: next, MaxNew: proofNew, UseCache: true})
 	if err != nil {
 		return err
 	}
@@ -136,15 +134,35 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 
 // Talk is a conversation so far.
 type Talk struct {
+	// Session is its id.
+	Session string
 	// Tokens of the whole sequence.
 	Tokens []int
 	// Watermarked: every block of it was perturbed as it was committed.
 	Watermarked bool
-	rng    *mathrand.Rand
-	vocab  int
+	rng         *mathrand.Rand
+	vocab       int
 }
 
-// Next is the conversation with the user's next words. Called twice it says the same.
+// NewTalk begins a conversation whose words depend on the configured seed and its id.
+func (f *Fleet) NewTalk(session string) (*Talk, error) {
+	m, err := f.cfg.shape()
+	if err != nil {
+		return nil, err
+	}
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(session)) // never fails
+	return &Talk{Session: session, Watermarked: true, rng: mathrand.New(mathrand.NewPCG(f.cfg.Seed, h.Sum64())), vocab: m.Vocab}, nil
+}
+
+// Ask adds n words of the user.
+func (t *Talk) Ask(n int) {
+	for range n {
+		t.Tokens = append(t.Tokens, t.rng.IntN(t.vocab))
+	}
+}
+
+// Next is the conversation with the user's next words, without adding them: called twice it says the same.
 func (t *Talk) Next() []int {
 	rng := mathrand.New(mathrand.NewPCG(uint64(len(t.Tokens)), 99))
 	out := slices.Clone(t.Tokens)
@@ -156,30 +174,24 @@ func (t *Talk) Next() []int {
 
 // Converse holds the configured conversation in the first region and publishes each turn.
 func (f *Fleet) Converse(ctx context.Context, o Observer) (*Talk, error) {
-	m, err := f.cfg.shape()
+	t, err := f.NewTalk("demo")
 	if err != nil {
 		return nil, err
 	}
-	t := &Talk{Watermarked: true, rng: mathrand.New(mathrand.NewPCG(f.cfg.Seed, 1)), vocab: m.Vocab}
-	for turn := range f.cfg.Turns {
-		n := userTokens
-		if turn == 0 {
-			n = f.cfg.Prefix
-		}
-		for range n {
-			t.Tokens = append(t.Tokens, t.rng.IntN(t.vocab))
-		}
-		if err := f.Speak(ctx, f.East, t, o); err != nil {
+	t.Ask(f.cfg.Prefix - userTokens)
+	for range f.cfg.Turns {
+		t.Ask(userTokens)
+		o.step("a turn in %s: %d tokens so far", f.East.Name, len(t.Tokens))
+		if err := f.Speak(ctx, f.East, t, newTokens, o); err != nil {
 			return nil, err
 		}
 	}
 	return t, nil
 }
 
-// Speak has region r's engine answer and publish the conversation.
-func (f *Fleet) Speak(ctx context.Context, r *Region, t *Talk, o Observer) error {
-	o.step("a turn in %s: %d tokens so far", r.Name, len(t.Tokens))
-	res, err := r.Generate(ctx, refengine.Request{Session: session, Tokens: t.Tokens, MaxNew: newTokens, Commit: true, Publish: true, UseCache: true})
+// Speak has region r's engine answer with n tokens and publish the conversation.
+func (f *Fleet) Speak(ctx context.Context, r *Region, t *Talk, n int, o Observer) error {
+	res, err := r.Generate(ctx, refengine.Request{Session: t.Session, Tokens: t.Tokens, MaxNew: n, Commit: true, Publish: true, UseCache: true})
 	if err != nil {
 		return err
 	}
@@ -191,22 +203,30 @@ func (f *Fleet) Speak(ctx context.Context, r *Region, t *Talk, o Observer) error
 	return nil
 }
 
-// Plan asks the second region what each way would cost.
-func (f *Fleet) Plan(ctx context.Context) (*pb.PlanResponse, error) {
-	return pb.NewMigrationServiceClient(f.West.Daemon).Plan(ctx, &pb.PlanRequest{Migrate: f.request(f.West, pb.Mode_MODE_UNSPECIFIED, 1)})
+// Move is what to migrate, and how.
+type Move struct {
+	Session  string
+	Mode     pb.Mode
+	RepinSeq uint64
 }
 
-func (f *Fleet) request(to *Region, mode pb.Mode, repin uint64) *pb.MigrateRequest {
+// Plan asks the second region what each way of bringing a session there would cost.
+func (f *Fleet) Plan(ctx context.Context, session string) (*pb.PlanResponse, error) {
+	return pb.NewMigrationServiceClient(f.West.Daemon).Plan(ctx, &pb.PlanRequest{Migrate: f.West.request(Move{Session: session, RepinSeq: 1})})
+}
+
+// request asks r for a move from the other region.
+func (r *Region) request(m Move) *pb.MigrateRequest {
 	return &pb.MigrateRequest{
-		RequestId: "demo-" + rand.Text(), Session: &pb.SessionRef{SessionId: session}, EngineId: to.EngineID(), SourceHint: to.peer().node(),
-		Mode: mode, RepinSeq: repin, Deadline: durationpb.New(10 * time.Minute), ExpectedTurns: 1,
+		RequestId: "demo-" + rand.Text(), Session: &pb.SessionRef{SessionId: m.Session}, EngineId: r.EngineID(), SourceHint: r.peer().node(),
+		Mode: m.Mode, RepinSeq: m.RepinSeq, Deadline: durationpb.New(10 * time.Minute), ExpectedTurns: 1,
 	}
 }
 
-// Migrate moves the conversation to a region and returns the report. When ctx ends, the migration is cancelled.
-func (f *Fleet) Migrate(ctx context.Context, to *Region, mode pb.Mode, repin uint64, each func(*pb.MigrateResponse)) (*pb.MigrationReport, error) {
+// Migrate moves a session to a region and returns the report. When ctx ends, the migration is cancelled.
+func (f *Fleet) Migrate(ctx context.Context, to *Region, m Move, each func(*pb.MigrateResponse)) (*pb.MigrationReport, error) {
 	client := pb.NewMigrationServiceClient(to.Daemon)
-	req := f.request(to, mode, repin)
+	req := to.request(m)
 	stream, err := client.Migrate(ctx, req)
 	if err != nil {
 		return nil, err
