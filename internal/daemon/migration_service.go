@@ -114,7 +114,7 @@ func (s *migrationService) Migrate(req *pb.MigrateRequest, stream pb.MigrationSe
 			return nil
 		}
 		if snap.GetState() == lastState { // mere progress: not more often than people or programs can use
-			if err := sleep(ctx, progressEvery); err != nil {
+			if err := m.pause(ctx, progressEvery); err != nil {
 				return err
 			}
 		}
@@ -127,15 +127,17 @@ func (s *migrationService) Migrate(req *pb.MigrateRequest, stream pb.MigrationSe
 	}
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
+// pause waits for d, for ctx or for m's end.
+func (m *migration) pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
+	case <-m.done:
 	case <-t.C:
-		return nil
 	}
+	return nil
 }
 
 // Plan runs a migration's first steps without leasing, reserving or moving anything.
