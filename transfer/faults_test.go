@@ -2,10 +2,8 @@ package transfer_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -218,8 +216,6 @@ func TestHeal(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := overWAN(t, slow)
 				p := newPull(t, f, 512, nil)
-				var notified []string
-				_ = notified
 				x := p.post(t, transfer.TransferOptions{ProgressTimeout: -1})
 				time.Sleep(time.Second)
 				f.network.Cut(p.src.ip, p.dst.ip)
@@ -306,7 +302,6 @@ func TestCorrupt(t *testing.T) {
 					return nil
 				}
 				var landed atomic.Int64
-				p.to.onLand = nil
 				x := p.post(t, transfer.TransferOptions{OnLanded: func(_, page, _ int) {
 					if page == 37 {
 						landed.Add(1)
@@ -592,126 +587,6 @@ func TestDeregister(t *testing.T) {
 				if err := n.Deregister(id); !errors.Is(err, transfer.ErrUnknownMemory) {
 					t.Errorf("again: %v", err)
 				}
-				time.Sleep(time.Second)
-				idle(t, p.src, p.dst)
-			})
-		})
-	}
-}
-
-// TestCallCancel ends the handler's context with the caller's, and both with
-// the link.
-func TestCallCancel(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := overWAN(t, slow)
-		var ended atomic.Int64
-		hang := func(ctx context.Context, _ transfer.Peer, _ []byte) ([]byte, error) {
-			<-ctx.Done()
-			ended.Add(1)
-			return nil, context.Cause(ctx)
-		}
-		a, b := f.open(1, func(c *transfer.Config) { c.Handler = hang }), f.open(2, nil)
-		l := connect(t, b, a)
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-		defer cancel()
-		start := time.Now()
-		if _, err := l.Call(ctx, nil); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 3*time.Second {
-			t.Errorf("after %v: %v", time.Since(start), err)
-		}
-		time.Sleep(100 * time.Millisecond)
-		if ended.Load() != 1 {
-			t.Error("the handler still runs a round trip later")
-		}
-		for range 300 {
-			go l.Call(t.Context(), nil)
-		}
-		synctest.Wait()
-		time.Sleep(100 * time.Millisecond)
-		if n := l.Stats().Calls; n != 256 { // the rest was refused
-			t.Errorf("%d calls in flight, the bound is 256", n)
-		}
-		if err := l.Close(transfer.CodeOK); err != nil {
-			t.Error(err)
-		}
-		time.Sleep(100 * time.Millisecond)
-		if ended.Load() != 257 {
-			t.Errorf("%d handlers of 257 ended", ended.Load())
-		}
-	})
-}
-
-// TestChaos runs transfers of random shapes and fates over a link that loses,
-// corrupts and is cut now and then, against the plain copy as oracle.
-func TestChaos(t *testing.T) {
-	for seed := range uint64(4) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := overWAN(t, fmt.Sprintf("rtt=30ms,rate=300Mbps,loss=0.001,seed=%d", seed))
-				p := newPull(t, f, 400, nil)
-				rng := rand.New(rand.NewPCG(seed, 1))
-				var flips atomic.Int64
-				p.from.onRead = func(_ transfer.Desc, first int, dst []byte, _ []uint32) error {
-					if flips.Add(1)%97 == 0 {
-						dst[first%len(dst)] ^= 1
-					}
-					return nil
-				}
-				stop := make(chan struct{})
-				var wg sync.WaitGroup
-				wg.Go(func() {
-					for {
-						select {
-						case <-stop:
-							return
-						case <-time.After(700 * time.Millisecond):
-						}
-						f.network.Cut(p.src.ip, p.dst.ip)
-						time.Sleep(150 * time.Millisecond)
-						f.network.Heal(p.src.ip, p.dst.ip)
-					}
-				})
-				for range 12 {
-					n := 1 + rng.IntN(400)
-					from, to := rng.IntN(401-n), rng.IntN(401-n)
-					cancelAfter := time.Duration(-1)
-					if rng.IntN(3) == 0 {
-						cancelAfter = time.Duration(rng.IntN(400)) * time.Millisecond
-					}
-					clear(p.to.b)
-					x, err := p.link.Prepare(transfer.Read,
-						[]transfer.Desc{{Memory: p.mine, Offset: uint64(to * pageBytes), Pages: uint32(n)}},
-						[]transfer.Desc{{Memory: p.theirs, Offset: uint64(from * pageBytes), Pages: uint32(n)}}, transfer.TransferOptions{})
-					if err != nil {
-						t.Fatal(err)
-					}
-					if err := x.Post(t.Context()); err != nil {
-						t.Fatal(err)
-					}
-					if cancelAfter >= 0 {
-						time.Sleep(cancelAfter)
-						x.Release()
-					}
-					_, err = x.Wait(t.Context())
-					if err != nil && !(cancelAfter >= 0 && errors.Is(err, transfer.ErrCancelled)) && !errors.Is(err, transfer.ErrChecksumMismatch) {
-						t.Errorf("transfer %d: %v", x.ID(), err)
-					}
-					x.Release()
-					landed := x.Landed(0)
-					for i := range 400 {
-						got := p.to.b[i*pageBytes : (i+1)*pageBytes]
-						want := make([]byte, pageBytes)
-						if landed.Has(i - to) {
-							want = p.from.b[(from+i-to)*pageBytes:][:pageBytes]
-						} else if err == nil && i >= to && i < to+n {
-							t.Fatalf("page %d of a done transfer has not landed", i-to)
-						}
-						if !bytes.Equal(got, want) {
-							t.Fatalf("transfer %d: page %d is wrong", x.ID(), i)
-						}
-					}
-				}
-				close(stop)
-				wg.Wait()
 				time.Sleep(time.Second)
 				idle(t, p.src, p.dst)
 			})

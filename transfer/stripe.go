@@ -27,12 +27,7 @@ type stripe struct {
 	packet    net.PacketConn
 }
 
-// close releases what the stripe owns, the connection's code first.
-func (s *stripe) close(code Code, message string) error {
-	err := s.conn.CloseWithError(quic.ApplicationErrorCode(code), message)
-	return errors.Join(err, s.closeSocket())
-}
-
+// closeSocket closes the socket of a dialled stripe whose connection has ended.
 func (s *stripe) closeSocket() error {
 	if s.transport == nil {
 		return nil

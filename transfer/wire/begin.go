@@ -15,8 +15,6 @@ const (
 	MaxDescs = 1 << 18
 	// MaxPages bounds the pages of a transfer.
 	MaxPages = 1 << 24
-
-	beginFixed = 16
 )
 
 // Op is the direction of a transfer, seen from its initiator.

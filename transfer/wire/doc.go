@@ -40,7 +40,8 @@
 //
 // # Control frame header, 16 bytes, then the payload
 //
-//	0      1    type (Type)
+//	0      1    type (Type): 1 metadata, 2 call, 3 result, 4 call error, 5 call cancel, 6 begin,
+//	            7 ready, 8 again, 9 failed, 10 cancel, 11 done, 12 ack, 13 progress, 14 ping
 //	1      1    flags: bit 0 FlagOwn, the id was issued by the frame's sender
 //	2      2    reserved, 0
 //	4      4    payload bytes, at most MaxPayload
