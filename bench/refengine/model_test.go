@@ -237,6 +237,18 @@ func TestGreedyTextIsVaried(t *testing.T) {
 	}
 }
 
+// A long context does not pull the deep demo model to one token.
+func TestDemoTextIsVaried(t *testing.T) {
+	if testing.Short() {
+		t.Skip("prefills 256 tokens of the demo model")
+	}
+	m := newModel(DemoModel())
+	got := continuation(m, prompt(0, 256, m.cfg.Vocab), 24)
+	if distinct(got) < 16 {
+		t.Errorf("%d distinct tokens of 24: %v", distinct(got), got)
+	}
+}
+
 func TestBlockRoundTrip(t *testing.T) {
 	m := newModel(small())
 	tokens := prompt(3, 96, m.cfg.Vocab)

@@ -123,5 +123,5 @@ func (c ModelConfig) weightsVersion() string {
 	if c.TiedHead {
 		head = "tied"
 	}
-	return fmt.Sprintf("seed=%d,hidden=%d,query_heads=%d,ffn=%d,vocab=%d,head=%s", c.Seed, c.Hidden, c.QueryHeads, c.FFN, c.Vocab, head)
+	return fmt.Sprintf("recipe=%d,seed=%d,hidden=%d,query_heads=%d,ffn=%d,vocab=%d,head=%s", weightsRecipe, c.Seed, c.Hidden, c.QueryHeads, c.FFN, c.Vocab, head)
 }
