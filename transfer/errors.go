@@ -387,7 +387,7 @@ func remoteFailure(id uint64, payload []byte) error {
 	if err != nil {
 		return fmt.Errorf("decode failure: %w: %w", ErrProtocol, err)
 	}
-	ce := &ChunkError{Transfer: id, Pair: -1, Page: -1, Remote: true, Err: &RemoteError{Code: Code(f.Code), Message: f.Message}}
+	ce := &ChunkError{Transfer: id, Pair: -1, Page: -1, Remote: true, Err: &RemoteError{Code: Code(f.Code), Message: f.Message, Details: f.Details}}
 	if f.Pair != wire.NoIndex {
 		ce.Pair = int(f.Pair)
 	}
