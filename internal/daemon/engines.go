@@ -347,8 +347,12 @@ func (m *arenaMemory) LandPage(_ int, d transfer.Desc, page int, p []byte, sum u
 	return transferError(m.arena.WritePage(ref, base+page, p, sum))
 }
 
-// transferError gives a store's error the sentinel by which the transfer package and the peer know it.
+// transferError gives a store's error the sentinel by which the transfer package and the peer know it; any other
+// travels as the failure it is.
 func transferError(err error) error {
+	if err == nil {
+		return nil
+	}
 	for _, pair := range []struct{ store, transfer error }{
 		{kvstore.ErrChecksumMismatch, transfer.ErrChecksumMismatch},
 		{kvstore.ErrStaleGeneration, transfer.ErrStaleGeneration},
@@ -361,5 +365,5 @@ func transferError(err error) error {
 			return fmt.Errorf("%w: %w", pair.transfer, err)
 		}
 	}
-	return err
+	return peerFailure(err)
 }

@@ -143,11 +143,7 @@ func (d *Daemon) askAll(ctx context.Context, ref *pb.SessionRef, skip transfer.P
 
 // ask makes one locate call.
 func (d *Daemon) ask(ctx context.Context, id transfer.PeerID, ref *pb.SessionRef) *located {
-	link, err := d.links.get(ctx, id)
-	if err != nil {
-		return &located{from: id, err: err}
-	}
-	resp, err := d.callPeer(ctx, link, &pb.PeerRequest{Call: &pb.PeerRequest_Locate{Locate: &pb.LocateCall{Session: ref}}})
+	_, resp, err := d.callNode(ctx, id, &pb.PeerRequest{Call: &pb.PeerRequest_Locate{Locate: &pb.LocateCall{Session: ref}}})
 	return &located{from: id, answer: resp.GetLocate(), err: err}
 }
 
@@ -195,19 +191,17 @@ func wrongHint(err error) bool {
 // askOffer makes one offer call and takes the answer over.
 func (m *migration) askOffer(ctx context.Context) error {
 	dr := &m.drive
-	link, err := m.d.links.get(ctx, dr.source)
-	if err != nil {
-		return err
-	}
-	m.mu.Lock() // the renewer reads it
-	dr.link = link
-	m.mu.Unlock()
-	dr.sourceInc, dr.sourceReg = link.Peer().Incarnation, m.d.links.peers[dr.source].Region
 	call := &pb.OfferCall{Session: m.demand.ref(), MigrationId: m.id, Keys: keysToProto(m.demand.keys), DryRun: m.dry}
 	if dr.engine != nil {
 		call.Layout = layoutToProto(dr.engine.layout)
 	}
-	resp, err := m.d.callPeer(ctx, link, &pb.PeerRequest{Call: &pb.PeerRequest_Offer{Offer: call}})
+	link, resp, err := m.d.callNode(ctx, dr.source, &pb.PeerRequest{Call: &pb.PeerRequest_Offer{Offer: call}})
+	if link != nil {
+		m.mu.Lock() // the renewer reads it
+		dr.link = link
+		m.mu.Unlock()
+		dr.sourceInc, dr.sourceReg = link.Peer().Incarnation, m.d.links.peers[dr.source].Region
+	}
 	if err != nil {
 		return err
 	}

@@ -85,14 +85,13 @@ func (d *Daemon) callPeer(outer context.Context, link *transfer.Link, req *pb.Pe
 	if err != nil {
 		return nil, fmt.Errorf("encode call: %w", err)
 	}
-	before := link.Stats()
 	answer, err := link.Call(ctx, payload)
 	if err != nil {
 		if re, ok := errors.AsType[*transfer.RemoteError](err); ok && re.Code == codeFailure {
 			return nil, failureFromDetails(re)
 		}
 		if ctx.Err() != nil && outer.Err() == nil {
-			d.suspect(link, before)
+			suspect(link)
 			err = failf(ReasonPeerUnreachable, "check the link and the other daemon; the session can be recomputed", "no answer within migration.call_timeout (%v): %v", d.cfg.Migration.CallTimeout, err)
 		}
 		return nil, fmt.Errorf("call node %q: %w", link.Peer().ID, err)
@@ -104,11 +103,27 @@ func (d *Daemon) callPeer(outer context.Context, link *transfer.Link, req *pb.Pe
 	return &resp, nil
 }
 
-// suspect ends a link on which a call got no answer, nothing at all was heard meanwhile, and no transfer runs: its peer
-// is gone or was restarted, and QUIC would take its idle time-out to find out. The next call dials afresh.
-func (d *Daemon) suspect(link *transfer.Link, before transfer.LinkStats) {
-	if now := link.Stats(); now.Transfers == 0 && now.BytesReceived == before.BytesReceived {
-		d.wg.Go(func() { _ = link.Close(transfer.CodePeerGone) }) // owner: d; ends within a second
+// suspect ends a link on which a call got no answer while no transfer runs: its peer is gone or was restarted, or the
+// connection that carries its calls waits out a loss, and QUIC would take its idle time-out to find out. The next call
+// dials afresh. A link with transfers is left to their progress time-out.
+func suspect(link *transfer.Link) {
+	if link.Stats().Transfers == 0 {
+		_ = link.Close(transfer.CodePeerGone) // always nil; takes a second at most
+	}
+}
+
+// callNode makes one call that may be made twice, over the live link to a node or a fresh one. A link that ends under
+// the call, or turns out to be dead, is replaced once.
+func (d *Daemon) callNode(ctx context.Context, id transfer.PeerID, req *pb.PeerRequest) (*transfer.Link, *pb.PeerResponse, error) {
+	for again := false; ; again = true {
+		link, err := d.links.get(ctx, id)
+		if err != nil {
+			return nil, nil, err
+		}
+		resp, err := d.callPeer(ctx, link, req)
+		if err == nil || again || ctx.Err() != nil || link.Err() == nil {
+			return link, resp, err
+		}
 	}
 }
 

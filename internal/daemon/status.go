@@ -275,6 +275,9 @@ func classify(err error) *Failure {
 	if f, ok := errors.AsType[*Failure](err); ok {
 		return f
 	}
+	if re, ok := errors.AsType[*transfer.RemoteError](err); ok && re.Code == codeFailure {
+		return failureFromDetails(re)
+	}
 	if f := classifyStore(err); f != nil {
 		return f
 	}
@@ -294,7 +297,7 @@ func classify(err error) *Failure {
 }
 
 // failureFromDetails unpacks the Failure of a peer's refusal.
-func failureFromDetails(re *transfer.RemoteError) error {
+func failureFromDetails(re *transfer.RemoteError) *Failure {
 	var st statuspb.Status
 	if err := proto.Unmarshal(re.Details, &st); err != nil || len(re.Details) == 0 {
 		return failf(ReasonInternal, "see the log of the other node", "%s", re.Message)

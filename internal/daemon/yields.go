@@ -85,11 +85,7 @@ func (d *Daemon) tellAll(s kvstore.Session) bool {
 }
 
 func (d *Daemon) tell(ctx context.Context, id transfer.PeerID, s kvstore.Session) error {
-	link, err := d.links.get(ctx, id)
-	if err != nil {
-		return err
-	}
-	_, err = d.callPeer(ctx, link, &pb.PeerRequest{Call: &pb.PeerRequest_Yield{Yield: &pb.YieldCall{
+	_, _, err := d.callNode(ctx, id, &pb.PeerRequest{Call: &pb.PeerRequest_Yield{Yield: &pb.YieldCall{
 		Session: &pb.SessionRef{Tenant: string(s.Tenant), SessionId: string(s.ID)}, Epoch: s.Epoch, RepinSeq: s.RepinSeq,
 	}}})
 	return err
