@@ -13,7 +13,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build bin/kvferry and bin/kvferryd
-	go build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+	go build -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
 demo: build ## move a session between two regions on this machine and prove it (about a minute)
 	bin/kvferry demo

@@ -101,7 +101,7 @@ type basePlanView struct {
 	RTTSeconds   float64 `json:"rtt_seconds"`
 	GoodputBps   float64 `json:"goodput_bps"`
 	planner.BaseResult
-	Source string `json:"source"`
+	PresetSource string `json:"preset_source"`
 }
 
 // planBase evaluates the base model.
@@ -133,7 +133,7 @@ func (a *app) planBase(cmd *cobra.Command, f planFlags) error {
 	}
 	v := basePlanView{
 		Preset: preset.Name, Model: f.model, PrefixTokens: preset.Input.PrefixTokens, RTTSeconds: preset.Input.RTT.Seconds(),
-		GoodputBps: float64(preset.Input.Goodput), BaseResult: result.Rounded(), Source: preset.Source,
+		GoodputBps: float64(preset.Input.Goodput), BaseResult: result.Rounded(), PresetSource: preset.Source,
 	}
 	if f.prefix > 0 {
 		v.PrefixTokens = f.prefix
@@ -148,7 +148,7 @@ func (a *app) planBase(cmd *cobra.Command, f planFlags) error {
 }
 
 func (v basePlanView) table(w io.Writer) {
-	row(w, "preset", v.Preset+": "+v.Source)
+	row(w, "preset", v.PresetSource)
 	row(w, "model", v.Model)
 	row(w, "link", fmt.Sprintf("%s, %s", rateText(v.GoodputBps), secondsText(v.RTTSeconds)))
 	row(w, "prefix", fmt.Sprintf("%d tokens of %d bytes", v.PrefixTokens, v.BytesPerToken))
