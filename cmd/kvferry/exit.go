@@ -138,6 +138,9 @@ func asUsage(cmd *cobra.Command, err error) error {
 	if i := strings.LastIndex(message, ": want "); i >= 0 { // our own flags say what they want
 		message, fix = message[:i], message[i+2:]
 	}
+	if strings.Contains(message, "[ca cert key]") {
+		fix = "give --ca, --cert and --key together, or none of them"
+	}
 	return &fault{Code: exitUsage, Reason: "USAGE", Message: message, Fix: fix}
 }
 
@@ -232,6 +235,10 @@ func reportFault(state, reason, message string) *fault {
 		out := &fault{Code: exitFailed, Reason: orDefault(reason, "FAILED"), Message: orDefault(message, "the migration failed")}
 		if code, ok := reasonExits[daemon.Reason(reason)]; ok {
 			out.Code = code
+		}
+		// The daemon's sentence ends with its advice.
+		if what, fix, ok := strings.Cut(out.Message, " (fix: "); ok && strings.HasSuffix(fix, ")") {
+			out.Message, out.Fix = what, strings.TrimSuffix(fix, ")")
 		}
 		return out
 	}

@@ -148,4 +148,7 @@ func TestReportFault(t *testing.T) {
 			t.Errorf("%s %s: exit %d, want %d", c.state, c.reason, got, c.want)
 		}
 	}
+	if diff := cmp.Diff(&fault{exitNotFound, "SESSION_NOT_FOUND", "no session", "look (twice)"}, reportFault("FAILED", "SESSION_NOT_FOUND", "no session (fix: look (twice))")); diff != "" {
+		t.Error(diff)
+	}
 }

@@ -246,7 +246,11 @@ func (v migrationView) table(w io.Writer) {
 		row(w, "tokens:", fmt.Sprintf("%d, of which %d are to be prefilled here (%d grew meanwhile)", v.Tokens, v.TailTokens, v.StaleTailTokens))
 	}
 	if v.Seconds > 0 {
-		row(w, "took:", fmt.Sprintf("%s, predicted %s", secondsText(v.Seconds), secondsText(v.PredictedSeconds)))
+		took := secondsText(v.Seconds)
+		if v.PredictedSeconds > 0 {
+			took += ", predicted " + secondsText(v.PredictedSeconds)
+		}
+		row(w, "took:", took)
 	}
 	if p := v.Progress; p != nil && v.Seconds == 0 {
 		row(w, "progress:", fmt.Sprintf("%d of %d pages, %s of %s", p.PagesDone, p.PagesTotal, bytesText(p.BytesDone), bytesText(p.BytesTotal)))
