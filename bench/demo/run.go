@@ -9,6 +9,7 @@ import (
 	"io"
 	mathrand "math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -93,7 +94,7 @@ func (f *Fleet) Run(ctx context.Context, o Observer) (*Result, error) {
 	if o.Plan != nil {
 		o.Plan(res.Plan)
 	}
-	o.step("migrating to %s", f.West.Name)
+	o.step("migrating to %s%s", f.West.Name, f.told(res.Plan.GetPlan().GetWinner()))
 	if res.Report, err = f.Migrate(ctx, f.West, Move{Session: talk.Session, Mode: f.cfg.Mode, RepinSeq: 1}, o.Migration); err != nil {
 		return nil, err
 	}
@@ -101,6 +102,14 @@ func (f *Fleet) Run(ctx context.Context, o Observer) (*Result, error) {
 		return nil, fmt.Errorf("the migration ended in %v: %s: %s", bad, res.Report.GetCode(), res.Report.GetMessage())
 	}
 	return res, f.verify(ctx, o, talk, next, want, res)
+}
+
+// told says that the demo was told what to do, where the planner chose otherwise.
+func (f *Fleet) told(chosen pb.Mode) string {
+	if f.cfg.Mode == pb.Mode_MODE_UNSPECIFIED || f.cfg.Mode == chosen {
+		return ""
+	}
+	return fmt.Sprintf(": %s all the same, to see it (--mode auto does what was chosen)", strings.ToLower(strings.TrimPrefix(f.cfg.Mode.String(), "MODE_")))
 }
 
 // verify continues in the second region and compares, then prefills from the tokens alone as the control.

@@ -202,8 +202,8 @@ func timeline(w io.Writer, v demoView) {
 		}
 		return b.String()
 	}
-	_, _ = fmt.Fprintf(w, "\ntime to the next token in the second region\n")
-	_, _ = fmt.Fprintf(w, "  moved      %s %s\n", draw(v.Migration.Seconds-v.Migration.TransferSeconds, v.Migration.TransferSeconds, v.ContinueSeconds), secondsText(moved))
-	_, _ = fmt.Fprintf(w, "  recompute  %s %s\n", draw(0, 0, v.RecomputeSeconds), secondsText(v.RecomputeSeconds))
+	_, _ = fmt.Fprintf(w, "\ntime to the next token in the second region, as it went and by prefill of everything\n")
+	_, _ = fmt.Fprintf(w, "  %-10s %s %s\n", v.Migration.Mode, draw(v.Migration.Seconds-v.Migration.TransferSeconds, v.Migration.TransferSeconds, v.ContinueSeconds), secondsText(moved))
+	_, _ = fmt.Fprintf(w, "  %-10s %s %s\n", "prefill", draw(0, 0, v.RecomputeSeconds), secondsText(v.RecomputeSeconds))
 	_, _ = fmt.Fprintf(w, "  ░ plan and hand-over   █ pages move   ▒ engine loads and prefills\n")
 }

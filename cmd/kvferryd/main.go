@@ -72,7 +72,9 @@ Exit status: 0 stopped by a signal, 1 failed, 2 bad flag or configuration.`,
 			return run(cmd.Context(), cfg)
 		},
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{fmt.Errorf("%w; see kvferryd --help", err)} })
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		return &usageError{fmt.Errorf("%w; see kvferryd --help", err)}
+	})
 	f := cmd.Flags()
 	f.StringVar(&file, "config", "", "YAML file; unknown keys are errors")
 	f.BoolVar(&print, "print-config", false, "print the effective configuration and exit")
