@@ -15,6 +15,10 @@ import (
 	"github.com/kvferry/kvferry/transfer/wire"
 )
 
+// Lock order: Agent.mu and Transfer.mu before Link.mu, Link.mu before the locks of
+// scheduler and outbox. The locks of ending and memory are leaves. None is held
+// across I/O or a call into the consumer's code.
+
 // An Agent owns registered memories and the links to its peers. All methods are
 // safe for concurrent use.
 type Agent struct {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/quic-go/quic-go"
@@ -39,6 +40,8 @@ type Link struct {
 	kick   chan struct{} // capacity 1: stripes are missing
 	ready  chan struct{} // closed when the peer's metadata has come
 	dials  *rate.Limiter
+
+	streams atomic.Int64 // chunk streams open here, in both directions
 
 	mu struct {
 		sync.Mutex

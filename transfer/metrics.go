@@ -13,7 +13,7 @@ type metrics struct {
 
 	bytesSent, bytesReceived              prometheus.Counter
 	mismatches, retries, duplicates, late prometheus.Counter
-	links, stripes                        prometheus.Gauge
+	links, stripes, streams               prometheus.Gauge
 	transfers                             *prometheus.CounterVec // by op and state
 }
 
@@ -37,6 +37,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	m.late = counter("late_chunks_total", "Chunks of transfers that were over, dropped.")
 	m.links = gauge("links", "Live links, dialled and accepted.")
 	m.stripes = gauge("stripes", "Live connections.")
+	m.streams = gauge("streams", "Chunk streams being written or read.")
 	m.transfers = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "kvferry", Subsystem: "transfer",
 		Name: "transfers_total", Help: "Transfers started here that reached a terminal state."}, []string{"op", "state"})
 	m.all = append(m.all, m.transfers)

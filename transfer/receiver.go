@@ -29,7 +29,8 @@ func (l *Link) acceptChunks(s *stripe) {
 		}
 		slots <- struct{}{}
 		wg.Go(func() {
-			defer func() { <-slots }()
+			l.openStream(1)
+			defer func() { l.openStream(-1); <-slots }()
 			if err := l.receiveChunk(s, stream); err != nil {
 				l.protocolError(err)
 			}

@@ -73,6 +73,8 @@ func (l *Link) sendChunk(s *stripe, c chunk) (lost bool, err error) {
 	if err != nil {
 		return true, nil
 	}
+	l.openStream(1)
+	defer l.openStream(-1)
 	// Streams of one urgency go out in the order they were opened, so that a
 	// chunk is whole before the next one begins. Classes of transfers become
 	// urgencies here.

@@ -26,6 +26,7 @@ type LinkStats struct {
 	// QueuedBytes is the egress backlog: page bytes of transfers that wait here
 	// to be written.
 	QueuedBytes int64
+	Streams     int       // chunk streams being written or read here
 	Transfers   int       // that run now, started by either side
 	Calls       int       // in flight, made from here
 	Since       time.Time // when the link began
@@ -37,7 +38,7 @@ func (l *Link) Stats() LinkStats {
 	defer l.mu.Unlock()
 	total := l.mu.past
 	s := LinkStats{
-		Stripes: len(l.mu.stripes), QueuedBytes: l.sched.backlog(), Since: l.started,
+		Stripes: len(l.mu.stripes), QueuedBytes: l.sched.backlog(), Since: l.started, Streams: int(l.streams.Load()),
 		Transfers: len(l.mu.intakes) + len(l.mu.outflows), Calls: len(l.mu.calls),
 		Goodput: l.mu.goodput.value, GoodputSamples: l.mu.goodput.samples, GoodputKnown: l.mu.goodput.samples > 0,
 	}

@@ -52,6 +52,12 @@ func (l *Link) runStripe(s *stripe) {
 	_ = s.closeSocket() // the connection is gone; nothing can be lost here
 }
 
+// openStream counts chunk streams as they open and end here.
+func (l *Link) openStream(n int64) {
+	l.streams.Add(n)
+	l.agent.metrics.streams.Add(float64(n))
+}
+
 // writeHello sends a preamble and a hello or its answer.
 func writeHello(w io.Writer, version uint16, body []byte) error {
 	b := wire.AppendPreamble(nil, wire.Preamble{Version: version, Length: uint16(len(body))})
