@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvferry/kvferry/transfer/wire"
@@ -38,7 +39,8 @@ type intake struct {
 	lost       []uint32 // stripes that were lost on the way
 	retried    int
 	duplicates int
-	firstAt    time.Time // when the first page was verified
+	received   atomic.Int64 // bytes of chunks, headers and duplicates included
+	firstAt    time.Time    // when the first page was verified
 	firstBytes int64
 	lastAt     time.Time // of the last progress
 	timer      *time.Timer

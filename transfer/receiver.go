@@ -92,6 +92,7 @@ func (l *Link) receivePages(s *stripe, stream *quic.ReceiveStream, in *intake, h
 	if err := wire.DecodeSums(buf.sums, buf.b[:4*pages]); err != nil {
 		return err
 	}
+	in.received.Add(int64(wire.ChunkFixedBytes + 4*pages))
 	page := buf.b[:pageBytes]
 	var bad []int
 	for i := range pages {
@@ -100,6 +101,7 @@ func (l *Link) receivePages(s *stripe, stream *quic.ReceiveStream, in *intake, h
 			return l.broken(s, in, pair, first+i, pages-i, err)
 		}
 		l.agent.metrics.bytesReceived.Add(float64(pageBytes))
+		in.received.Add(int64(pageBytes))
 		again, over := in.land(pair, first+i, page, buf.sums[i])
 		if over && i < pages-1 {
 			stream.CancelRead(quic.StreamErrorCode(CodeCancelled))

@@ -90,6 +90,7 @@ type Progress struct {
 	BytesDone   int64 // verified
 	PagesAgain  int   // requests for a page after the first; reads only
 	PagesDouble int   // arrived more than once, dropped; reads only
+	WireBytes   int64 // of chunks that arrived: headers, pages, those asked for again and those dropped; reads only
 }
 
 // A Result is what a transfer came to.
@@ -315,6 +316,7 @@ func (t *Transfer) Progress() Progress {
 	if in := t.in; in != nil {
 		p.PagesTotal, p.BytesTotal = in.pages(), in.bytes()
 		p.PagesDone, p.BytesDone, p.PagesAgain, p.PagesDouble = in.done, in.bytesDone, in.retried, in.duplicates
+		p.WireBytes = in.received.Load()
 		return p
 	}
 	f := t.out

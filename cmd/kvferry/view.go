@@ -173,6 +173,7 @@ type linkView struct {
 	PacketsLost        int64     `json:"packets_lost"`
 	EgressBacklogBytes int64     `json:"egress_backlog_bytes"`
 	Transfers          int64     `json:"transfers"`
+	Streams            int64     `json:"streams"`
 }
 
 func viewLink(l *pb.LinkStatus) linkView {
@@ -180,7 +181,7 @@ func viewLink(l *pb.LinkStatus) linkView {
 		Peer: viewNode(l.GetPeer()), Address: l.GetAddress(), Connected: l.GetConnected(), Error: l.GetError(), Stripes: l.GetStripes(),
 		RTTMinSeconds: seconds(l.GetRttMin()), RTTSmoothedSeconds: seconds(l.GetRttSmoothed()), GoodputBps: l.GetGoodputBps(),
 		Measured: l.GetMeasured(), AgeSeconds: seconds(l.GetAge()), BytesSent: l.GetBytesSent(), BytesReceived: l.GetBytesReceived(),
-		PacketsLost: l.GetPacketsLost(), EgressBacklogBytes: l.GetEgressBacklogBytes(), Transfers: l.GetTransfers(),
+		PacketsLost: l.GetPacketsLost(), EgressBacklogBytes: l.GetEgressBacklogBytes(), Transfers: l.GetTransfers(), Streams: l.GetStreams(),
 	}
 }
 

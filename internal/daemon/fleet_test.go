@@ -311,7 +311,7 @@ func (n *node) mustMigrate(req *pb.MigrateRequest, want pb.MigrationState) *pb.M
 
 // idle is what a node holds when nothing is going on.
 type idle struct {
-	Reserved, Draining, Leases, LeasedBlocks, Active, Offers, Backlog, Transfers int64
+	Reserved, Draining, Leases, LeasedBlocks, Active, Offers, Backlog, Transfers, Streams int64
 }
 
 func (n *node) idle() idle {
@@ -333,6 +333,7 @@ func (n *node) idle() idle {
 	}
 	for _, l := range links.GetLinks() {
 		out.Transfers += l.GetTransfers()
+		out.Streams += l.GetStreams()
 		out.Backlog += l.GetEgressBacklogBytes()
 	}
 	return out

@@ -226,7 +226,7 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 	if err = t.Post(ctx); err == nil {
 		var res transfer.Result
 		res, err = t.Wait(ctx)
-		dr.retried += int64(res.PagesAgain)
+		dr.wire, dr.retried = dr.wire+res.WireBytes, dr.retried+int64(res.PagesAgain)
 	}
 	_ = t.Release() // quiet from here on
 	m.mu.Lock()

@@ -73,7 +73,7 @@ func (s *regionService) ListLinks(context.Context, *pb.ListLinksRequest) (*pb.Li
 			l.Peer.Incarnation = v.incarnation
 			l.Stripes, l.BytesSent, l.BytesReceived, l.PacketsLost = uint32(st.Stripes), int64(st.BytesSent), int64(st.BytesReceived), int64(st.PacketsLost)
 			l.RttMin, l.RttSmoothed = durationpb.New(st.RTTMin), durationpb.New(st.RTTSmoothed)
-			l.EgressBacklogBytes, l.Transfers = st.QueuedBytes, int64(st.Transfers)
+			l.EgressBacklogBytes, l.Transfers, l.Streams = st.QueuedBytes, int64(st.Transfers), int64(st.Streams)
 		}
 		if v.connected && v.stats.GoodputKnown {
 			l.GoodputBps, l.Measured, l.Age = 8*v.stats.Goodput, true, durationpb.New(v.stats.GoodputAge)

@@ -629,7 +629,9 @@ type LinkStatus struct {
 	// Bytes queued for sending.
 	EgressBacklogBytes int64 `protobuf:"varint,14,opt,name=egress_backlog_bytes,json=egressBacklogBytes,proto3" json:"egress_backlog_bytes,omitempty"`
 	// Transfers that run, started by either side.
-	Transfers     int64 `protobuf:"varint,15,opt,name=transfers,proto3" json:"transfers,omitempty"`
+	Transfers int64 `protobuf:"varint,15,opt,name=transfers,proto3" json:"transfers,omitempty"`
+	// Chunk streams being written or read here.
+	Streams       int64 `protobuf:"varint,16,opt,name=streams,proto3" json:"streams,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -769,6 +771,13 @@ func (x *LinkStatus) GetTransfers() int64 {
 	return 0
 }
 
+func (x *LinkStatus) GetStreams() int64 {
+	if x != nil {
+		return x.Streams
+	}
+	return 0
+}
+
 var File_kvferry_v1_region_proto protoreflect.FileDescriptor
 
 const file_kvferry_v1_region_proto_rawDesc = "" +
@@ -819,7 +828,7 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\x0eblocks_present\x18\x02 \x01(\x03R\rblocksPresent\"\x12\n" +
 	"\x10ListLinksRequest\"A\n" +
 	"\x11ListLinksResponse\x12,\n" +
-	"\x05links\x18\x01 \x03(\v2\x16.kvferry.v1.LinkStatusR\x05links\"\xaf\x04\n" +
+	"\x05links\x18\x01 \x03(\v2\x16.kvferry.v1.LinkStatusR\x05links\"\xc9\x04\n" +
 	"\n" +
 	"LinkStatus\x12$\n" +
 	"\x04peer\x18\x01 \x01(\v2\x10.kvferry.v1.NodeR\x04peer\x12\x18\n" +
@@ -839,7 +848,8 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\x0ebytes_received\x18\f \x01(\x03R\rbytesReceived\x12!\n" +
 	"\fpackets_lost\x18\r \x01(\x03R\vpacketsLost\x120\n" +
 	"\x14egress_backlog_bytes\x18\x0e \x01(\x03R\x12egressBacklogBytes\x12\x1c\n" +
-	"\ttransfers\x18\x0f \x01(\x03R\ttransfers2\xed\x01\n" +
+	"\ttransfers\x18\x0f \x01(\x03R\ttransfers\x12\x18\n" +
+	"\astreams\x18\x10 \x01(\x03R\astreams2\xed\x01\n" +
 	"\rRegionService\x12?\n" +
 	"\x06Status\x12\x19.kvferry.v1.StatusRequest\x1a\x1a.kvferry.v1.StatusResponse\x12Q\n" +
 	"\fListSessions\x12\x1f.kvferry.v1.ListSessionsRequest\x1a .kvferry.v1.ListSessionsResponse\x12H\n" +
