@@ -233,7 +233,9 @@ func TestNames(t *testing.T) {
 	}
 	for _, v := range []fmt.Stringer{
 		kvstore.DType(99), kvstore.Kind(99), kvstore.Fidelity(99), kvstore.BlockState(99), kvstore.ReservationState(99),
-		kvstore.HandOverOutcome(99), kvstore.SlotRef{Slot: 99}, kvstore.LeaseID(0x99),
+		kvstore.HandOverOutcome(99),
+		kvstore.SlotRef{Slot: 99},
+		kvstore.LeaseID(0x99),
 	} {
 		if !strings.Contains(v.String(), "99") {
 			t.Errorf("%T: %s", v, v)

@@ -19,37 +19,44 @@ func TestEvaluateBasePrintsPublishedNumbers(t *testing.T) {
 		want      string
 	}{
 		{
-			"crossover, 1000 tokens", CrossoverPreset(), BaseInput{PrefixTokens: 1000},
+			"crossover, 1000 tokens", CrossoverPreset(),
+			BaseInput{PrefixTokens: 1000},
 			`{"bytes_per_token":327680,"recompute_us_per_token":353.89,"fetch_us_per_token":26.21,"crossover_tokens":214,` +
 				`"recompute_seconds":0.35389,"fetch_seconds":0.09621,"crossover_utilization":null}`,
 		},
 		{
-			"crossover at 5 Gbps", CrossoverPreset(), BaseInput{Goodput: 5e9},
+			"crossover at 5 Gbps", CrossoverPreset(),
+			BaseInput{Goodput: 5e9},
 			`{"bytes_per_token":327680,"recompute_us_per_token":353.89,"fetch_us_per_token":524.29,"crossover_tokens":null,` +
 				`"recompute_seconds":0.35389,"fetch_seconds":0.59429,"crossover_utilization":null}`,
 		},
 		{
-			"crossover at 140 ms", CrossoverPreset(), BaseInput{RTT: 140 * time.Millisecond},
+			"crossover at 140 ms", CrossoverPreset(),
+			BaseInput{RTT: 140 * time.Millisecond},
 			`{"bytes_per_token":327680,"recompute_us_per_token":353.89,"fetch_us_per_token":26.21,"crossover_tokens":427,` +
 				`"recompute_seconds":0.35389,"fetch_seconds":0.16621,"crossover_utilization":null}`,
 		},
 		{
-			"crossover, 8000 tokens", CrossoverPreset(), BaseInput{PrefixTokens: 8000},
+			"crossover, 8000 tokens", CrossoverPreset(),
+			BaseInput{PrefixTokens: 8000},
 			`{"bytes_per_token":327680,"recompute_us_per_token":353.89,"fetch_us_per_token":26.21,"crossover_tokens":214,` +
 				`"recompute_seconds":2.83114,"fetch_seconds":0.27972,"crossover_utilization":null}`,
 		},
 		{
-			"utilization, 600 tokens", UtilizationPreset(), BaseInput{PrefixTokens: 600},
+			"utilization, 600 tokens", UtilizationPreset(),
+			BaseInput{PrefixTokens: 600},
 			`{"bytes_per_token":327680,"recompute_us_per_token":353.89,"fetch_us_per_token":26.21,"crossover_tokens":214,` +
 				`"recompute_seconds":0.21234,"fetch_seconds":0.08573,"crossover_utilization":0.7255}`,
 		},
 		{
-			"utilization at 105 ms", UtilizationPreset(), BaseInput{RTT: 105 * time.Millisecond},
+			"utilization at 105 ms", UtilizationPreset(),
+			BaseInput{RTT: 105 * time.Millisecond},
 			`{"bytes_per_token":327680,"recompute_us_per_token":353.89,"fetch_us_per_token":26.21,"crossover_tokens":320,` +
 				`"recompute_seconds":0.21234,"fetch_seconds":0.12073,"crossover_utilization":0.6602}`,
 		},
 		{
-			"utilization, fetch slower with no queue", UtilizationPreset(), BaseInput{Goodput: 1e9},
+			"utilization, fetch slower with no queue", UtilizationPreset(),
+			BaseInput{Goodput: 1e9},
 			`{"bytes_per_token":327680,"recompute_us_per_token":353.89,"fetch_us_per_token":2621.44,"crossover_tokens":null,` +
 				`"recompute_seconds":0.21234,"fetch_seconds":1.64286,"crossover_utilization":null}`,
 		},

@@ -133,8 +133,15 @@ func TestRound(t *testing.T) {
 		decimals int
 		want     float64
 	}{
-		{0.353892, 5, 0.35389}, {353.8928, 2, 353.89}, {2.5, 0, 3}, {-2.5, 0, -3}, {1.25, -3, 1}, {0, 5, 0},
-		{math.Inf(1), 5, math.Inf(1)}, {1e300, 15, 1e300}, {0.125, 99, 0.125},
+		{0.353892, 5, 0.35389},
+		{353.8928, 2, 353.89},
+		{2.5, 0, 3},
+		{-2.5, 0, -3},
+		{1.25, -3, 1},
+		{0, 5, 0},
+		{math.Inf(1), 5, math.Inf(1)},
+		{1e300, 15, 1e300},
+		{0.125, 99, 0.125},
 	} {
 		if got := Round(tc.x, tc.decimals); got != tc.want {
 			t.Errorf("Round(%v, %d) = %v, want %v", tc.x, tc.decimals, got, tc.want)

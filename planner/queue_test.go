@@ -25,8 +25,15 @@ func TestMM1WaitAgainstStates(t *testing.T) {
 func TestMM1HasNoAnswer(t *testing.T) {
 	t.Parallel()
 	for _, q := range []MM1{
-		{20, 1}, {20, 1.5}, {0, 0.5}, {-1, 0.5}, {20, -0.1},
-		{math.NaN(), 0.5}, {20, math.NaN()}, {math.Inf(1), 0.5}, {20, math.Inf(1)},
+		{20, 1},
+		{20, 1.5},
+		{0, 0.5},
+		{-1, 0.5},
+		{20, -0.1},
+		{math.NaN(), 0.5},
+		{20, math.NaN()},
+		{math.Inf(1), 0.5},
+		{20, math.Inf(1)},
 	} {
 		if wait, ok := q.Wait(); ok || wait != 0 {
 			t.Errorf("%+v: %v, %v; want no answer", q, wait, ok)

@@ -94,8 +94,10 @@ func (c Config) checkName() error {
 	}
 	id, err := c.Identify(leaf)
 	if err != nil || id != c.Name {
-		return &FieldError{Field: "Config.Name", Value: fmt.Sprintf("%q", string(c.Name)),
-			Allowed: fmt.Sprintf("%q, as in the certificate", string(id)), Fix: "use the certificate of this node", Err: errors.Join(ErrPeerIdentity, err)}
+		return &FieldError{
+			Field: "Config.Name", Value: fmt.Sprintf("%q", string(c.Name)),
+			Allowed: fmt.Sprintf("%q, as in the certificate", string(id)), Fix: "use the certificate of this node", Err: errors.Join(ErrPeerIdentity, err),
+		}
 	}
 	return nil
 }
@@ -220,8 +222,10 @@ func (a *Agent) Metadata() Metadata {
 	defer a.mu.Unlock()
 	m := Metadata{Peer: a.Peer()}
 	for id, r := range a.mu.memories {
-		m.Memories = append(m.Memories, MemoryShape{ID: id, PageBytes: r.PageBytes, Length: r.Length,
-			Readable: r.Source != nil, Writable: r.Sink != nil && r.RemoteWrite})
+		m.Memories = append(m.Memories, MemoryShape{
+			ID: id, PageBytes: r.PageBytes, Length: r.Length,
+			Readable: r.Source != nil, Writable: r.Sink != nil && r.RemoteWrite,
+		})
 	}
 	slices.SortFunc(m.Memories, func(x, y MemoryShape) int { return int(x.ID) - int(y.ID) })
 	return m

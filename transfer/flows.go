@@ -322,8 +322,10 @@ func overlap(side string, p pairs) error {
 		i, j := order[k-1], order[k]
 		a, b := p.descs[i], p.descs[j]
 		if a.Memory == b.Memory && b.Offset < a.Offset+uint64(a.Pages)*uint64(p.mems[i].PageBytes) {
-			return &FieldError{Field: fmt.Sprintf("%s[%d]", side, j), Value: fmt.Sprintf("offset %d", b.Offset),
-				Allowed: fmt.Sprintf("no byte of %s[%d]", side, i), Fix: "let each page land in a place of its own", Err: ErrOutOfRange}
+			return &FieldError{
+				Field: fmt.Sprintf("%s[%d]", side, j), Value: fmt.Sprintf("offset %d", b.Offset),
+				Allowed: fmt.Sprintf("no byte of %s[%d]", side, i), Fix: "let each page land in a place of its own", Err: ErrOutOfRange,
+			}
 		}
 	}
 	return nil

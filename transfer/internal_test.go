@@ -39,8 +39,10 @@ type testCA struct {
 func newTestCA(t *testing.T) *testCA {
 	t.Helper()
 	ca := &testCA{t: t, pool: x509.NewCertPool()}
-	ca.cert, ca.key = ca.sign(&x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageCertSign, NotAfter: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)})
+	ca.cert, ca.key = ca.sign(&x509.Certificate{
+		Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign, NotAfter: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
+	})
 	ca.pool.AddCert(ca.cert)
 	return ca
 }
@@ -72,8 +74,10 @@ func (ca *testCA) node(name string) *tls.Config {
 }
 
 func (ca *testCA) nodeUntil(name string, end time.Time) *tls.Config {
-	cert, key := ca.sign(&x509.Certificate{URIs: []*url.URL{{Scheme: "spiffe", Host: "test", Path: "/" + name}}, NotAfter: end,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}})
+	cert, key := ca.sign(&x509.Certificate{
+		URIs: []*url.URL{{Scheme: "spiffe", Host: "test", Path: "/" + name}}, NotAfter: end,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	})
 	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{cert.Raw}, PrivateKey: key}}, RootCAs: ca.pool}
 }
 
@@ -126,8 +130,10 @@ func TestCodes(t *testing.T) {
 			t.Errorf("%v arrives as %v", wrapped, arrived)
 		}
 	}
-	for _, s := range []error{ErrChecksumMismatch, ErrStaleGeneration, ErrLeaseExpired, ErrUnknownMemory, ErrOutOfRange, ErrNotPermitted,
-		ErrCancelled, ErrStalled, ErrPeerGone, ErrPeerRestarted, ErrPeerIdentity, ErrVersion, ErrProtocol, ErrBusy, ErrClosed} {
+	for _, s := range []error{
+		ErrChecksumMismatch, ErrStaleGeneration, ErrLeaseExpired, ErrUnknownMemory, ErrOutOfRange, ErrNotPermitted,
+		ErrCancelled, ErrStalled, ErrPeerGone, ErrPeerRestarted, ErrPeerIdentity, ErrVersion, ErrProtocol, ErrBusy, ErrClosed,
+	} {
 		if _, ok := sentinels[s]; !ok {
 			t.Errorf("%v has no code", s)
 		}
@@ -348,7 +354,8 @@ func TestInRange(t *testing.T) {
 
 func TestMetadataRoundTrip(t *testing.T) {
 	want := Metadata{Peer: Peer{ID: "a", Incarnation: "b"}, Memories: []MemoryShape{
-		{ID: 1, PageBytes: 1, Length: 1, Readable: true}, {ID: 9, PageBytes: 4 << 20, Length: 1<<63 - 1, Readable: true, Writable: true}}}
+		{ID: 1, PageBytes: 1, Length: 1, Readable: true}, {ID: 9, PageBytes: 4 << 20, Length: 1<<63 - 1, Readable: true, Writable: true},
+	}}
 	b, err := want.MarshalBinary()
 	if err != nil {
 		t.Fatal(err)

@@ -36,8 +36,10 @@ func (m Metadata) Memory(id MemoryID) (MemoryShape, bool) {
 func (m Metadata) MarshalBinary() ([]byte, error) {
 	w := wire.Metadata{Version: wire.Version, Name: string(m.Peer.ID), Incarnation: m.Peer.Incarnation}
 	for _, r := range m.Memories {
-		w.Memories = append(w.Memories, wire.Memory{ID: uint32(r.ID), PageBytes: uint32(r.PageBytes),
-			Readable: r.Readable, Writable: r.Writable, Length: uint64(r.Length)})
+		w.Memories = append(w.Memories, wire.Memory{
+			ID: uint32(r.ID), PageBytes: uint32(r.PageBytes),
+			Readable: r.Readable, Writable: r.Writable, Length: uint64(r.Length),
+		})
 	}
 	return wire.AppendMetadata(nil, w)
 }
@@ -54,8 +56,10 @@ func (m *Metadata) UnmarshalBinary(b []byte) error {
 	}
 	*m = Metadata{Peer: Peer{ID: PeerID(w.Name), Incarnation: w.Incarnation}}
 	for _, r := range w.Memories {
-		m.Memories = append(m.Memories, MemoryShape{ID: MemoryID(r.ID), PageBytes: int(r.PageBytes),
-			Length: int64(r.Length), Readable: r.Readable, Writable: r.Writable})
+		m.Memories = append(m.Memories, MemoryShape{
+			ID: MemoryID(r.ID), PageBytes: int(r.PageBytes),
+			Length: int64(r.Length), Readable: r.Readable, Writable: r.Writable,
+		})
 	}
 	return nil
 }

@@ -38,8 +38,10 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	m.links = gauge("links", "Live links, dialled and accepted.")
 	m.stripes = gauge("stripes", "Live connections.")
 	m.streams = gauge("streams", "Chunk streams being written or read.")
-	m.transfers = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "kvferry", Subsystem: "transfer",
-		Name: "transfers_total", Help: "Transfers started here that reached a terminal state."}, []string{"op", "state"})
+	m.transfers = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: "kvferry", Subsystem: "transfer",
+		Name: "transfers_total", Help: "Transfers started here that reached a terminal state.",
+	}, []string{"op", "state"})
 	m.all = append(m.all, m.transfers)
 	if r == nil {
 		return m, nil

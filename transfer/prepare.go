@@ -30,13 +30,17 @@ func (l *Link) checkPairs(op Op, local, remote []Desc, opts TransferOptions) (pa
 			return pairs{}, err
 		}
 		if local[i].Pages != remote[i].Pages || mem.PageBytes != shape.PageBytes {
-			return pairs{}, &FieldError{Field: fmt.Sprintf("local[%d] and remote[%d]", i, i),
+			return pairs{}, &FieldError{
+				Field:   fmt.Sprintf("local[%d] and remote[%d]", i, i),
 				Value:   fmt.Sprintf("%d pages of %d bytes and %d of %d", local[i].Pages, mem.PageBytes, remote[i].Pages, shape.PageBytes),
-				Allowed: "the same number and size of pages", Fix: "pair descriptors of one shape"}
+				Allowed: "the same number and size of pages", Fix: "pair descriptors of one shape",
+			}
 		}
 		if total += int(local[i].Pages); total > wire.MaxPages {
-			return pairs{}, &FieldError{Field: "local", Value: fmt.Sprintf("more than %d pages", wire.MaxPages),
-				Allowed: fmt.Sprintf("at most %d pages", wire.MaxPages), Fix: "split the transfer", Err: ErrOutOfRange}
+			return pairs{}, &FieldError{
+				Field: "local", Value: fmt.Sprintf("more than %d pages", wire.MaxPages),
+				Allowed: fmt.Sprintf("at most %d pages", wire.MaxPages), Fix: "split the transfer", Err: ErrOutOfRange,
+			}
 		}
 		mems[i], far[i] = mem, &memory{Memory: Memory{PageBytes: shape.PageBytes}}
 	}
@@ -75,8 +79,10 @@ func (l *Link) checkLocal(op Op, i int, d Desc) (*memory, error) {
 		return nil, &FieldError{Field: field, Value: fmt.Sprintf("memory %d", d.Memory), Allowed: "a registered memory", Fix: "register it first", Err: err}
 	}
 	if op == Read && mem.Sink == nil || op == Write && mem.Source == nil {
-		return nil, &FieldError{Field: field, Value: fmt.Sprintf("memory %d", d.Memory), Allowed: "a memory with a Sink for reads, a Source for writes",
-			Fix: "register it with one", Err: ErrNotPermitted}
+		return nil, &FieldError{
+			Field: field, Value: fmt.Sprintf("memory %d", d.Memory), Allowed: "a memory with a Sink for reads, a Source for writes",
+			Fix: "register it with one", Err: ErrNotPermitted,
+		}
 	}
 	if err := d.inRange(mem.Length, mem.PageBytes); err != nil {
 		return nil, &FieldError{Field: field, Value: err, Allowed: "pages within the memory", Fix: "check Offset and Pages", Err: err}
@@ -88,12 +94,16 @@ func checkRemote(op Op, i int, d Desc, shapes map[MemoryID]MemoryShape) (MemoryS
 	field := fmt.Sprintf("remote[%d]", i)
 	shape, ok := shapes[d.Memory]
 	if !ok {
-		return shape, &FieldError{Field: field, Value: fmt.Sprintf("memory %d", d.Memory), Allowed: "a memory of Link.Metadata",
-			Fix: "ask the peer which memory it means", Err: ErrUnknownMemory}
+		return shape, &FieldError{
+			Field: field, Value: fmt.Sprintf("memory %d", d.Memory), Allowed: "a memory of Link.Metadata",
+			Fix: "ask the peer which memory it means", Err: ErrUnknownMemory,
+		}
 	}
 	if op == Read && !shape.Readable || op == Write && !shape.Writable {
-		return shape, &FieldError{Field: field, Value: fmt.Sprintf("memory %d", d.Memory), Allowed: "a readable memory for reads, a writable one for writes",
-			Fix: "have the peer register it so", Err: ErrNotPermitted}
+		return shape, &FieldError{
+			Field: field, Value: fmt.Sprintf("memory %d", d.Memory), Allowed: "a readable memory for reads, a writable one for writes",
+			Fix: "have the peer register it so", Err: ErrNotPermitted,
+		}
 	}
 	if err := d.inRange(shape.Length, shape.PageBytes); err != nil {
 		return shape, &FieldError{Field: field, Value: err, Allowed: "pages within the memory", Fix: "check Offset and Pages", Err: err}

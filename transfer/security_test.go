@@ -25,20 +25,28 @@ func TestRefused(t *testing.T) {
 		says           string
 		within         time.Duration
 	}{
-		{name: "server of another CA", server: func(c *Config) { c.TLS = other.node("a"); c.TLS.ClientCAs = ours.pool },
-			is: ErrCertificate, says: "one CA", within: time.Second},
-		{name: "client of another CA", client: func(c *Config) { c.TLS = other.node("b"); c.TLS.RootCAs = ours.pool },
-			is: ErrCertificate, says: "CA that the peer trusts", within: time.Second},
+		{
+			name: "server of another CA", server: func(c *Config) { c.TLS = other.node("a"); c.TLS.ClientCAs = ours.pool },
+			is: ErrCertificate, says: "one CA", within: time.Second,
+		},
+		{
+			name: "client of another CA", client: func(c *Config) { c.TLS = other.node("b"); c.TLS.RootCAs = ours.pool },
+			is: ErrCertificate, says: "CA that the peer trusts", within: time.Second,
+		},
 		{name: "another node", want: "spiffe://test/c", is: ErrPeerIdentity, says: "spiffe://test/a", within: time.Second},
 		{name: "other version", server: func(c *Config) { c.version = 9 }, is: ErrVersion, says: "speaks 1, the peer 9", within: time.Second},
 		{name: "nobody", want: "nobody", is: ErrUnreachable, says: "UDP port open", within: 10 * time.Second},
-		{name: "expired certificate", client: func(c *Config) { c.TLS = ours.nodeUntil("b", time.Date(1999, 6, 1, 0, 0, 0, 0, time.UTC)) },
-			is: ErrCertificate, says: "renew", within: time.Second},
-		{name: "a stranger's name", client: func(c *Config) {
-			c.Name = "spiffe://test/x"
-			c.TLS.GetCertificate, c.TLS.GetClientCertificate = hide(c.TLS)
+		{
+			name: "expired certificate", client: func(c *Config) { c.TLS = ours.nodeUntil("b", time.Date(1999, 6, 1, 0, 0, 0, 0, time.UTC)) },
+			is: ErrCertificate, says: "renew", within: time.Second,
 		},
-			is: ErrPeerIdentity, says: "names \"spiffe://test/b\"", within: time.Second},
+		{
+			name: "a stranger's name", client: func(c *Config) {
+				c.Name = "spiffe://test/x"
+				c.TLS.GetCertificate, c.TLS.GetClientCertificate = hide(c.TLS)
+			},
+			is: ErrPeerIdentity, says: "names \"spiffe://test/b\"", within: time.Second,
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -140,8 +140,10 @@ func (l *Link) Prepare(op Op, local, remote []Desc, opts TransferOptions) (*Tran
 	key := flowKey{own: true, id: l.mu.nextID}
 	l.mu.Unlock()
 	t := &Transfer{link: l, op: op, key: key, opts: opts}
-	begin := &beginning{op: wire.Op(op), token: append([]byte(nil), opts.Token...),
-		notify: append([]byte(nil), opts.Notify...), descs: append([]Desc(nil), remote...)}
+	begin := &beginning{
+		op: wire.Op(op), token: append([]byte(nil), opts.Token...),
+		notify: append([]byte(nil), opts.Notify...), descs: append([]Desc(nil), remote...),
+	}
 	if op == Read {
 		t.in = newIntake(l, key, here)
 		t.in.remote, t.in.onLanded = begin, opts.OnLanded

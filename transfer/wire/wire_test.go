@@ -62,7 +62,8 @@ var forms = []form{
 			return b[:min(len(b), wire.FrameHeaderBytes)], err
 		},
 		[]any{
-			wire.FrameHeader{Type: wire.TypeMetadata}, wire.FrameHeader{Type: wire.TypePing, Flags: wire.FlagOwn, ID: 1<<64 - 1},
+			wire.FrameHeader{Type: wire.TypeMetadata},
+			wire.FrameHeader{Type: wire.TypePing, Flags: wire.FlagOwn, ID: 1<<64 - 1},
 			wire.FrameHeader{Type: wire.TypeCall, Length: wire.MaxPayload, ID: 3},
 		},
 	},
@@ -81,7 +82,8 @@ var forms = []form{
 		func(v any) ([]byte, error) { return wire.AppendAgain(nil, v.(wire.Again)) },
 		[]any{
 			wire.Again{Reason: wire.ReasonStripeLost, Stripe: 4, Base: 3, Pages: bitmap(9, 0, 8)},
-			wire.Again{Reason: wire.ReasonBadPage, Pages: bitmap(1, 0)}, wire.Again{Reason: wire.ReasonStalled, Pages: bitmap(1 << 20)},
+			wire.Again{Reason: wire.ReasonBadPage, Pages: bitmap(1, 0)},
+			wire.Again{Reason: wire.ReasonStalled, Pages: bitmap(1 << 20)},
 		},
 	},
 	{
