@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/goccy/go-yaml"
@@ -291,10 +292,41 @@ func ParseConfig(data []byte) (Config, error) {
 	if len(data) > 1<<20 {
 		return c, &ConfigError{"file", fmt.Sprintf("%d bytes", len(data)), "at most 1 MiB"}
 	}
-	if err := yaml.UnmarshalWithOptions(data, &c, yaml.Strict()); err != nil {
+	if err := yaml.UnmarshalWithOptions(data, &c, yaml.Strict(), yaml.CustomUnmarshaler(parseDuration)); err != nil {
+		if ce, ok := errors.AsType[*ConfigError](err); ok {
+			ce.Field = durationField(data, ce.Value)
+			return Config{}, ce
+		}
 		return Config{}, fmt.Errorf("config: %w", err)
 	}
 	return c, nil
+}
+
+// parseDuration reads a duration with its unit; a bare number would be nanoseconds, which nobody means.
+func parseDuration(d *time.Duration, text []byte) error {
+	s := strings.Trim(strings.TrimSpace(string(text)), `"'`)
+	if s == "null" || s == "~" || s == "" {
+		return nil
+	}
+	v, err := time.ParseDuration(s)
+	if err != nil {
+		return &ConfigError{Value: s, Allowed: "a number with a unit, for example 10s or 1m30s"}
+	}
+	*d = v
+	return nil
+}
+
+// durationField finds the key that holds text where a duration belongs; the decoder does not say which it was.
+func durationField(data []byte, text any) string {
+	var sections map[string]map[string]any
+	_ = yaml.Unmarshal(data, &sections) // what does not fit is left out
+	for _, field := range []string{"link.connect_timeout", "link.progress_timeout", "migration.deadline", "migration.lease_ttl", "migration.call_timeout"} {
+		section, key, _ := strings.Cut(field, ".")
+		if v, ok := sections[section][key]; ok && fmt.Sprint(v) == text {
+			return field
+		}
+	}
+	return "duration"
 }
 
 // YAML returns c as a file that ParseConfig reads back, durations with their units.
