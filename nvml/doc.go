@@ -2,15 +2,37 @@
 //
 // # Usage
 //
-// [Open] returns a [Sampler]; each Sample returns a [Snapshot]. A snapshot, and each [Reading] in it, is either available
-// or unavailable with a reason; an unavailable value is never shown as zero. GPU utilization is the share of time in which
-// any kernel ran: it reads near 1 in pure decoding and is not the utilization of a queue.
+// [Open] returns a [Sampler], whose one goroutine asks the driver about every GPU once a second; each Sample returns the
+// last [Snapshot] and its age, without waiting. A snapshot, each [GPU] and each [Reading] either has a value or says why not,
+// with a [Cause] for programs and a reason for people; an unknown value is never shown as zero. [ClockScale], [MemoryVeto]
+// and [SpreadFactor] are what a planner makes of a GPU.
+//
+//	s, err := nvml.Open()
+//	...
+//	defer s.Close()
+//	snap, err := s.Sample(ctx)
+//	for _, gpu := range snap.Fresh(5 * time.Second) {
+//		scale, ok := nvml.ClockScale(gpu).Get()
+//		...
+//	}
+//
+// GPU utilization is the share of time in which any kernel ran: it reads near 1 in pure decoding and is not the utilization
+// of a queue.
+//
+// What can go wrong is a state: no library, a library without a function, no driver, no permission, versions that differ, a
+// GPU that falls off the bus, a call that hangs, a driver that restarts. The sampler goes on: it initialises the library
+// again with growing pauses, and a call that hangs holds one thread and makes the snapshot [StateHung] until it returns.
 //
 // # Concurrency
 //
-// Samplers are safe for concurrent use. Values are plain and may be copied.
+// Samplers are safe for concurrent use. Values are plain and may be copied. The library is loaded once for the process and
+// never unloaded, so all samplers use one file.
 //
 // # Limitations
 //
-// This build has no driver binding: Open returns a sampler whose snapshots are unavailable and say so.
+// The binding needs Linux and cgo; without them Open returns a sampler whose snapshots are unavailable and say so. It must
+// not be linked with "-z now": the library's functions are bound when they are first called, and are absent on a host
+// without it. An open sampler keeps the driver's devices open, so the driver cannot be unloaded before Close; and after an
+// upgrade of the driver the process must be restarted, since it keeps the old library. A hung call cannot be ended: Close
+// gives it up.
 package nvml

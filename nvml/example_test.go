@@ -8,7 +8,7 @@ import (
 )
 
 func Example() {
-	sampler, err := nvml.Open()
+	sampler, err := nvml.OpenWith(nvml.Config{Library: "libkvferry-no-such-library.so"})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -20,10 +20,10 @@ func Example() {
 		return
 	}
 	for _, gpu := range snapshot.GPUs {
-		if busy, ok := gpu.Utilization.Get(); ok {
+		if busy, ok := gpu.Utilization.GPU.Get(); ok {
 			fmt.Printf("GPU %d: %.0f %%\n", gpu.Index, 100*busy)
 		}
 	}
-	fmt.Println(snapshot)
-	// Output: unavailable: built without a driver binding
+	fmt.Println(snapshot.State)
+	// Output: unavailable
 }

@@ -2,144 +2,105 @@ package nvml
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"time"
 )
 
-// Sampler reads the GPUs.
+// ErrClosed is returned by Sample after Close.
+var ErrClosed = errors.New("nvml: sampler is closed")
+
+// ErrHung is returned by Close when a driver call has not returned: its thread, and the library, are given up.
+var ErrHung = errors.New("nvml: a driver call has not returned")
+
+// Sampler reads the GPUs. It is safe for concurrent use.
 type Sampler interface {
-	// Sample returns the present state. That there is no GPU or no driver is no error but an unavailable Snapshot. The
-	// error is context.Cause(ctx) when ctx is done, and [ErrClosed] after Close.
+	// Sample returns the last pass's snapshot and its age; it never waits for the driver. That there is no GPU or no driver
+	// is no error but an unavailable Snapshot. The error is context.Cause(ctx) when ctx is done, and [ErrClosed] after
+	// Close.
 	Sample(ctx context.Context) (Snapshot, error)
-	// Close releases the library. It is idempotent and waits for calls in progress.
+	// Close ends sampling and releases the library. It is idempotent and waits for the call in progress, at most
+	// Config.Timeout: then it returns [ErrHung], as it does at once when the call already counts as hung.
 	Close() error
-}
-
-// State says whether a snapshot or reading holds a value. The zero value is [StateUnavailable].
-type State int
-
-// The states.
-const (
-	StateUnavailable State = iota // no value; a reason is given
-	StateAvailable                // the value is what the driver said
-)
-
-// String is "unavailable" or "available".
-func (s State) String() string {
-	switch s {
-	case StateUnavailable:
-		return "unavailable"
-	case StateAvailable:
-		return "available"
-	}
-	return fmt.Sprintf("state(%d)", int(s))
 }
 
 // Snapshot is the state of every GPU at one instant. The zero value is unavailable.
 type Snapshot struct {
+	// State is [StateUnavailable], [StateAvailable] or [StateHung].
 	State State
-	// Reason says why the snapshot is unavailable; "" when it is available.
+	// Cause is why the snapshot is not available; [CauseNone] when it is, and in the zero value.
+	Cause Cause
+	// Reason is Cause in words, with what to do where that is known; "" when the snapshot is available.
 	Reason string
-	// Driver is the driver's version; "" when unavailable.
-	Driver string
-	// GPUs is in the driver's order. Available and empty means that the driver answered and there is no GPU. The caller
-	// owns it.
+	// Driver is the driver's version, Library the library's; "" when unknown.
+	Driver, Library string
+	// Taken is when the pass that this comes from ended; Age is how long ago that was when Sample was called. In a hung
+	// snapshot that is the last pass that ended. Zero: no pass has ended.
+	Taken time.Time
+	Age   time.Duration
+	// GPUs is in the driver's order, each GPU before its MIG instances. Available and empty means that the driver answered
+	// and there is no GPU. A GPU that was there since the library was initialised stays in the list, as [StateLost]. In a
+	// hung snapshot, GPUs have their identity and no reading. The caller owns it.
 	GPUs []GPU
 }
 
-// String is "unavailable: <reason>" or "available: N GPU(s), driver V".
+// String is "unavailable: <reason>", "hung: <reason>", or "available: N GPU(s), driver V", with counts of MIG instances and
+// of GPUs that are not well where there are any.
 func (s Snapshot) String() string {
 	if s.State != StateAvailable {
-		return unavailableText(s.Reason)
+		return s.State.String() + ": " + reasonText(s.Cause, s.Reason)
 	}
-	return fmt.Sprintf("available: %d GPU(s), driver %s", len(s.GPUs), s.Driver)
-}
-
-// GPU is the state of one GPU. Its zero value has every reading unavailable.
-type GPU struct {
-	Index int    // the driver's index, from 0
-	UUID  string // "GPU-…"
-	Name  string // product name
-
-	Utilization  Reading[float64]  // share of the last sample period in which a kernel ran, 0 to 1
-	MemoryUsed   Reading[uint64]   // bytes
-	MemoryTotal  Reading[uint64]   // bytes
-	SMClock      Reading[uint64]   // Hz
-	SMClockMax   Reading[uint64]   // Hz
-	MemoryClock  Reading[uint64]   // Hz
-	Power        Reading[float64]  // watts
-	Temperature  Reading[float64]  // degrees Celsius
-	Throttling   Reading[Throttle] // why clocks are held down; 0 when they are not
-	PCIeReplays  Reading[uint64]   // link-level retries since the driver loaded
-	PCIeReceive  Reading[float64]  // bytes a second into the GPU
-	PCIeTransmit Reading[float64]  // bytes a second out of the GPU
-}
-
-// Throttle is a set of reasons for which a GPU's clocks are held down.
-type Throttle uint32
-
-// The reasons.
-const (
-	ThrottlePower   Throttle = 1 << iota // power cap or power brake
-	ThrottleThermal                      // temperature limit
-	ThrottleOther                        // any other that slows a busy GPU
-)
-
-// String lists the reasons ("power|thermal"), "none" for 0.
-func (t Throttle) String() string {
-	text := ""
-	for i, name := range [...]string{"power", "thermal", "other"} {
-		if bit := Throttle(1) << i; t&bit != 0 {
-			text += "|" + name
-			t &^= bit
+	var whole, instances, ill int
+	for _, g := range s.GPUs {
+		if g.IsInstance() {
+			instances++
+			continue
+		}
+		whole++
+		if g.State != StateAvailable {
+			ill++
 		}
 	}
-	if t != 0 {
-		text += fmt.Sprintf("|%#x", uint32(t))
+	text := fmt.Sprintf("available: %d GPU(s)", whole)
+	if ill > 0 {
+		text += fmt.Sprintf(" of which %d not well", ill)
 	}
-	if text == "" {
-		return "none"
+	if instances > 0 {
+		text += fmt.Sprintf(", %d MIG instance(s)", instances)
 	}
-	return text[1:]
+	return text + ", driver " + s.Driver
 }
 
-// Reading is one value or the reason why there is none. The zero value is unavailable: "not sampled".
-type Reading[T any] struct {
-	value  T
-	state  State
-	reason string
+// clone returns a copy that shares no memory with s.
+func (s Snapshot) clone() Snapshot {
+	if s.GPUs == nil {
+		return s
+	}
+	gpus := make([]GPU, len(s.GPUs))
+	for i, g := range s.GPUs {
+		gpus[i] = g.clone()
+	}
+	s.GPUs = gpus
+	return s
 }
 
-// Available returns a reading that holds v.
-func Available[T any](v T) Reading[T] { return Reading[T]{value: v, state: StateAvailable} }
+// Open is [OpenWith] of the zero Config.
+func Open() (Sampler, error) { return OpenWith(Config{}) }
 
-// Missing returns a reading without a value, for that reason.
-func Missing[T any](reason string) Reading[T] { return Reading[T]{reason: reason} }
-
-// Get returns the value; ok is false, and the value T's zero, when there is none.
-func (r Reading[T]) Get() (v T, ok bool) { return r.value, r.state == StateAvailable }
-
-// State says whether there is a value.
-func (r Reading[T]) State() State { return r.state }
-
-// Reason says why there is no value; "" when there is one.
-func (r Reading[T]) Reason() string {
-	if r.state != StateAvailable && r.reason == "" {
-		return "not sampled"
+// OpenWith starts a sampler; the caller owes it a Close. It waits for the first pass, at most 2 s, so that the first Sample
+// has something to say. That there is no library, driver or GPU is no error: the sampler goes on looking for them. A build
+// without the binding returns a sampler whose every snapshot says so. The error is that of [Config.Validate].
+func OpenWith(cfg Config) (Sampler, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
 	}
-	return r.reason
-}
-
-// String is the value's text, or "unavailable: <reason>".
-func (r Reading[T]) String() string {
-	if v, ok := r.Get(); ok {
-		return fmt.Sprint(v)
+	cfg = cfg.withDefaults()
+	if cfg.Period < 0 {
+		return unavailableFor(CauseOff, "sampling is off (a negative Period)"), nil
 	}
-	return unavailableText(r.Reason())
-}
-
-func unavailableText(reason string) string {
-	if reason == "" {
-		reason = "not sampled"
+	d, f := newDriver(cfg.Library)
+	if f != nil {
+		return unavailableFor(f.cause, f.reason), nil
 	}
-	return "unavailable: " + reason
+	return start(cfg, d), nil
 }
