@@ -89,7 +89,7 @@ func (g graph) check(rules []rule) []string {
 	var breaches []string
 	for path, n := range g {
 		folder, own := ours(path)
-		if !own || folder == scaffold {
+		if !own {
 			continue
 		}
 		r, ok := ruleFor(rules, folder)

@@ -3,9 +3,6 @@ package archtest
 // module is our module path.
 const module = "github.com/kvferry/kvferry"
 
-// scaffold only pins dependencies until the packages that use them exist. TODO(kvferry): remove with that folder.
-const scaffold = "internal/deps"
-
 // rule is one row of the import table. It binds production code: a package's imports, and theirs, all the way down.
 type rule struct {
 	// pkg is a folder; "x/..." is x and everything below. The longest match wins.
@@ -87,11 +84,15 @@ var rules = []rule{
 		reason: "certificates are used by tools, daemons and tests alike, so they bring nothing along",
 	},
 	{
+		pkg: "internal/engineload", deny: []string{grpcModule, quicModule},
+		reason: "it reads an engine's exposition over HTTP and gives numbers; what they mean is the planner's",
+	},
+	{
 		pkg: "internal/archtest", onlyOthers: none,
 		reason: "it holds tests only",
 	},
 	{
-		pkg: "internal/daemon/...", own: append([]string{"proto/...", "internal/certs"}, domain...),
+		pkg: "internal/daemon/...", own: append([]string{"proto/...", "internal/certs", "internal/engineload"}, domain...),
 		reason: "the daemon joins the domain packages; commands and benchmarks are built on it, not under it",
 	},
 	{
