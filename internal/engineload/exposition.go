@@ -65,7 +65,7 @@ type family struct {
 type exposition struct {
 	families  map[string]*family
 	truncated bool
-	// cause is what ended the text early, if anything did.
+	// cause is the error that ended the text early; nil where only the last line's end is missing.
 	cause error
 }
 
@@ -94,7 +94,10 @@ func readExposition(r io.Reader, maxBytes int64) (*exposition, error) {
 			if err == nil {
 				continue
 			}
-			fallthrough
+			if limited.N <= 0 {
+				return nil, ErrTooLarge
+			}
+			return x, x.end(nil, last, err)
 		default:
 			return x, x.end(line, last, err)
 		}
@@ -109,7 +112,7 @@ func (x *exposition) end(rest []byte, last string, err error) error {
 		if len(rest) == 0 || string(rest) == "# EOF" {
 			return nil
 		}
-		err = io.ErrUnexpectedEOF
+		err = nil // the last line has no end
 	case !cutShort(err):
 		return err
 	}

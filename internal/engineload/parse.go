@@ -20,7 +20,8 @@ const DefaultMaxBytes = 8 << 20
 //
 // A text that ends early gives what had come whole, with Truncated set. Parse reads at most [DefaultMaxBytes] and keeps
 // only samples of the names it knows. It returns [ErrTooLarge]; [ErrNotAnEngine] where no known metric is there, or
-// those of two makes; [io.ErrUnexpectedEOF] where the text ends before the first known metric; and errors of r.
+// those of two makes; [io.ErrUnexpectedEOF] or another error of r where that breaks off before the first known metric; and errors of r that
+// are no breaking off.
 func Parse(r io.Reader, now time.Time) (Load, error) {
 	l, _, err := parse(r, DefaultMaxBytes, now)
 	return l, err
@@ -104,8 +105,8 @@ func (x *exposition) engine() (engine, error) {
 		}
 	}
 	switch {
-	case len(found) == 0 && x.truncated:
-		return engine{}, fmt.Errorf("read metrics: the text ends before the first known metric: %w", x.cause)
+	case len(found) == 0 && x.cause != nil:
+		return engine{}, fmt.Errorf("read metrics: the text breaks off before the first known metric: %w", x.cause)
 	case len(found) == 0:
 		return engine{}, ErrNotAnEngine
 	case len(found) > 1:
