@@ -23,7 +23,8 @@ const (
 	maxLabelLength = 200
 )
 
-// The size of a plot in points (1/72 inch): 480 x 360 CSS pixels, so that at 360 pixels the smallest text is 10 high.
+// The size of a plot in points (1/72 inch): 480 x 360 CSS pixels, so that at 360 pixels the smallest text is 10 high. A long
+// title or legend makes it higher.
 const (
 	plotWidth  = 360 * vg.Length(1)
 	plotHeight = 270 * vg.Length(1)
@@ -76,7 +77,7 @@ type Point struct {
 
 // Marker is a vertical line at an x, as the crossover.
 type Marker struct {
-	Label string
+	Label string // in the legend; empty for none
 	X     float64
 	// Low and High are a shaded band about X, its interval; both zero for none.
 	Low, High float64
@@ -110,7 +111,7 @@ func (p Plot) Validate() error {
 	}{{"x axis", p.X}, {"y axis", p.Y}} {
 		text(a.name+" label", a.Label)
 		text(a.name+" unit", a.Unit)
-		if (a.Min != 0 || a.Max != 0) && !(finite(a.Min) && finite(a.Max) && a.Min < a.Max && (!a.Log || a.Min > 0)) {
+		if (a.Min != 0 || a.Max != 0) && !(a.holds(a.Min) == nil && a.holds(a.Max) == nil && a.Min < a.Max) {
 			bad("plot: %s from %v to %v, want min < max, and > 0 if logarithmic", a.name, a.Min, a.Max)
 		}
 	}
@@ -132,7 +133,7 @@ func (p Plot) Validate() error {
 		if err := p.X.holds(m.X); err != nil {
 			bad("plot: marker %q at x %w", m.Label, err)
 		}
-		if !finite(m.Low) || !finite(m.High) || m.Low > m.High {
+		if !drawable(m.Low) || !drawable(m.High) || m.Low > m.High {
 			bad("plot: marker %q has the band %v to %v, want finite numbers, low first", m.Label, m.Low, m.High)
 		}
 		if m.Series < 0 || m.Series > len(p.Series) {
@@ -155,7 +156,7 @@ func (p Plot) validatePoints() []error {
 				errs = append(errs, fmt.Errorf("plot: series %q point %d: y %w", s.Name, i, err))
 				break
 			}
-			if pt.bar() && !(finite(pt.Low) && finite(pt.High) && pt.Low <= pt.Y && pt.Y <= pt.High) {
+			if pt.bar() && !(drawable(pt.Low) && drawable(pt.High) && pt.Low <= pt.Y && pt.Y <= pt.High) {
 				errs = append(errs, fmt.Errorf("plot: series %q point %d: bar %v to %v must be finite and hold y %v", s.Name, i, pt.Low, pt.High, pt.Y))
 				break
 			}
@@ -164,13 +165,17 @@ func (p Plot) validatePoints() []error {
 	return errs
 }
 
+// largestDrawn bounds what is drawn, its inverse what a logarithmic axis shows: ranges are padded, subtracted, divided.
+const largestDrawn = 1e100
+
+func drawable(v float64) bool { return math.Abs(v) <= largestDrawn }
+
 // holds says why an axis cannot show a value.
 func (a Axis) holds(v float64) error {
-	const largest = 1e300 // ranges are padded and subtracted
-	if !finite(v) || math.Abs(v) > largest {
-		return fmt.Errorf("is %v, want a finite number", v)
+	if !drawable(v) {
+		return fmt.Errorf("is %v, want a finite number of at most %v", v, largestDrawn)
 	}
-	if a.Log && v < 1/largest {
+	if a.Log && v < 1/largestDrawn {
 		return fmt.Errorf("is %v, want more than 0 on a logarithmic axis", v)
 	}
 	return nil
@@ -178,13 +183,13 @@ func (a Axis) holds(v float64) error {
 
 func (pt Point) bar() bool { return pt.Low != 0 || pt.High != 0 }
 
-// SVG draws the plot as an SVG document, 480 x 360 CSS pixels and scalable. Fonts are named, not embedded: Liberation
+// SVG draws the plot as an SVG document, 480 x 360 CSS pixels (higher with a long title or legend) and scalable. Fonts are named, not embedded: Liberation
 // Sans or what is like it.
 func (p Plot) SVG() ([]byte, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
-	c := vgsvg.New(plotWidth, plotHeight)
+	c := vgsvg.New(plotWidth, p.height())
 	p.draw(draw.New(c))
 	var b bytes.Buffer
 	if _, err := c.WriteTo(&b); err != nil {
@@ -194,12 +199,12 @@ func (p Plot) SVG() ([]byte, error) {
 		[]byte("font-family:Liberation Sans;font-variant"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;font-variant")), nil
 }
 
-// PNG draws the plot as a PNG of 1080 x 810 pixels.
+// PNG draws the plot as a PNG of 1080 x 810 pixels (higher with a long title or legend).
 func (p Plot) PNG() ([]byte, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
-	c := vgimg.NewWith(vgimg.UseWH(plotWidth, plotHeight), vgimg.UseDPI(plotDPI))
+	c := vgimg.NewWith(vgimg.UseWH(plotWidth, p.height()), vgimg.UseDPI(plotDPI))
 	p.draw(draw.New(c))
 	var b bytes.Buffer
 	if _, err := (vgimg.PngCanvas{Canvas: c}).WriteTo(&b); err != nil {
@@ -208,20 +213,34 @@ func (p Plot) PNG() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
+// The margins of a plot, in points.
+const (
+	marginLeft, marginRight, marginBottom, marginTop = 5, 10, 5, 6
+
+	innerWidth = plotWidth - marginLeft - marginRight
+)
+
+// height leaves room for the data below a title of more than a line and a legend of more than legendFreeRows.
+func (p Plot) height() vg.Length {
+	_, rows := p.legend(innerWidth)
+	lines := len(titleLines(clean(p.Title), innerWidth))
+	return plotHeight + legendRowHeight*vg.Length(max(0, rows-legendFreeRows)+max(0, lines-1))
+}
+
 // draw draws title, legend, axes and data, from the top down.
 func (p Plot) draw(c draw.Canvas) {
 	c.SetColor(paper)
 	c.Fill(c.Rectangle.Path())
-	c = draw.Crop(c, 5, -10, 5, -6)
+	c = draw.Crop(c, marginLeft, -marginRight, marginBottom, -marginTop)
 	c = drawTitle(c, clean(p.Title))
 	c = p.drawLegend(c)
 
 	x, y := p.scale()
+	c = drawLabels(c, clean(x.label), clean(y.label))
 	g := plot.New()
 	g.BackgroundColor = nil
 	x.apply(&g.X)
 	y.apply(&g.Y)
-	g.X.Label.Text, g.Y.Label.Text = clean(x.label), clean(y.label)
 	g.Add(gridLines{})
 	for i := range p.Markers {
 		g.Add(bandPlotter{p, i})

@@ -44,7 +44,7 @@ type extent struct {
 func newExtent(a Axis) *extent { return &extent{a, math.Inf(1), math.Inf(-1)} }
 
 func (e *extent) add(v float64) {
-	if e.axis.Log && v <= 0 {
+	if e.axis.Log && v < 1/largestDrawn {
 		return
 	}
 	e.min, e.max = min(e.min, v), max(e.max, v)
@@ -95,7 +95,7 @@ func (e *extent) padded() (lo, hi float64) {
 	}
 	if lo == hi {
 		room := max(math.Abs(lo)/2, 1e-9)
-		lo, hi = lo-room, hi+room
+		return lo - room, hi + room
 	}
 	room := 0.05 * (hi - lo)
 	switch {
@@ -184,7 +184,7 @@ func logTicks(lo, hi float64) []plot.Tick {
 			}
 			t := plot.Tick{Value: v}
 			switch {
-			case m == 1 && d%every == 0, (m == 2 || m == 5) && decades <= 2:
+			case m == 1 && d%every == 0, (m == 2 || m == 5) && decades <= 2.5:
 				t.Label = tickLabel(v)
 			case every > 1:
 				continue
@@ -216,7 +216,4 @@ func (s scale) apply(a *plot.Axis) {
 	a.Tick.Length = vg.Points(4)
 	a.Tick.Label.Font = typeface(11, false)
 	a.Tick.Label.Color = ink
-	a.Label.TextStyle.Font = typeface(11, false)
-	a.Label.TextStyle.Color = ink
-	a.Label.Padding = vg.Points(2)
 }

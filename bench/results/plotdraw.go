@@ -2,7 +2,6 @@ package results
 
 import (
 	"image/color"
-	"math"
 	"strings"
 
 	xfont "golang.org/x/image/font"
@@ -63,57 +62,52 @@ func lineStyle(i int, s Style) draw.LineStyle {
 	return l
 }
 
-// drawTitle draws the title over as many lines as it needs and returns what is left below.
+// titleLines wraps a title, over three lines at most.
+func titleLines(title string, width vg.Length) []string {
+	sty := textStyle(12, true, ink)
+	fits := func(s string) bool { return sty.Width(s) <= width }
+	var lines []string
+	for word := range strings.FieldsSeq(title) {
+		if n := len(lines); n > 0 && (fits(lines[n-1]+" "+word) || n == 3) {
+			lines[n-1] += " " + word
+			continue
+		}
+		lines = append(lines, word)
+	}
+	for i, l := range lines {
+		lines[i] = shorten(l, fits)
+	}
+	return lines
+}
+
+// drawTitle draws the title and returns what is left below.
 func drawTitle(c draw.Canvas, title string) draw.Canvas {
 	if title == "" {
 		return c
 	}
 	sty := textStyle(12, true, ink)
 	sty.YAlign = draw.YTop
-	var lines []string
-	for _, word := range strings.Fields(title) {
-		if n := len(lines); n > 0 && sty.Width(lines[n-1]+" "+word) <= c.Size().X {
-			lines[n-1] += " " + word
-			continue
-		}
-		lines = append(lines, word)
-	}
-	for _, l := range lines[:min(len(lines), 3)] {
+	for _, l := range titleLines(title, c.Size().X) {
 		c.FillText(sty, vg.Point{X: c.Min.X, Y: c.Max.Y}, l)
-		c.Max.Y -= vg.Points(14.5)
+		c.Max.Y -= 14.5
 	}
-	c.Max.Y -= vg.Points(3)
+	c.Max.Y -= 3
 	return c
 }
 
-// drawLegend draws the series' names in rows and returns what is left below.
-func (p Plot) drawLegend(c draw.Canvas) draw.Canvas {
-	const sample, gap, between, rowHeight = 20, 4, 10, 13
-	sty := textStyle(10, false, ink)
-	sty.YAlign = draw.YCenter
-	x, any := c.Min.X, false
-	y := c.Max.Y - rowHeight/2
-	for i, s := range p.Series {
-		if s.Name == "" {
-			continue
-		}
-		name := clean(s.Name)
-		w := sample + gap + sty.Width(name)
-		if any && x+w > c.Max.X {
-			x, y = c.Min.X, y-rowHeight
-		}
-		if s.Style.line() {
-			c.StrokeLine2(lineStyle(i, s.Style), x, y, x+sample, y)
-		}
-		if s.Style.marks() {
-			c.DrawGlyphNoClip(seriesGlyph(i), vg.Point{X: x + sample/2, Y: y})
-		}
-		c.FillText(sty, vg.Point{X: x + sample + gap, Y: y}, name)
-		x += w + between
-		any = true
+// drawLabels draws the axes' labels, that of y above the data, where it takes no width, and returns what is left.
+func drawLabels(c draw.Canvas, x, y string) draw.Canvas {
+	sty := textStyle(11, false, ink)
+	fits := func(s string) bool { return sty.Width(s) <= c.Size().X }
+	if x != "" {
+		sty.XAlign, sty.YAlign = draw.XCenter, draw.YBottom
+		c.FillText(sty, vg.Point{X: c.Center().X, Y: c.Min.Y}, shorten(x, fits))
+		c.Min.Y += 15
 	}
-	if any {
-		c.Max.Y = y - rowHeight/2 - vg.Points(4)
+	if y != "" {
+		sty.XAlign, sty.YAlign = draw.XLeft, draw.YTop
+		c.FillText(sty, vg.Point{X: c.Min.X, Y: c.Max.Y}, shorten(y, fits))
+		c.Max.Y -= 17
 	}
 	return c
 }
@@ -175,11 +169,32 @@ func (s seriesPlotter) Plot(c draw.Canvas, p *plot.Plot) {
 	}
 }
 
-func (p Plot) markerColour(m Marker) color.NRGBA {
-	if m.Series == 0 {
-		return ink
+func (m Marker) band() bool { return m.Low != 0 || m.High != 0 }
+
+func (m Marker) colour() color.NRGBA {
+	if m.Series > 0 {
+		return seriesColour(m.Series - 1)
 	}
-	return seriesColour(m.Series - 1)
+	return ink
+}
+
+func (m Marker) line() draw.LineStyle {
+	l := draw.LineStyle{Color: m.colour(), Width: vg.Points(1.2)}
+	if m.Dashed {
+		l.Dashes = dashes
+	}
+	return l
+}
+
+// shade is the colour of a marker's band.
+func (m Marker) shade() color.NRGBA {
+	c := m.colour()
+	c.A = 40
+	return c
+}
+
+func rectangle(x0, x1, y0, y1 vg.Length) []vg.Point {
+	return []vg.Point{{X: x0, Y: y0}, {X: x1, Y: y0}, {X: x1, Y: y1}, {X: x0, Y: y1}}
 }
 
 // bandPlotter shades a marker's interval, under everything else.
@@ -190,23 +205,21 @@ type bandPlotter struct {
 
 func (b bandPlotter) Plot(c draw.Canvas, p *plot.Plot) {
 	m := b.p.Markers[b.i]
-	if m.Low == 0 && m.High == 0 {
+	if !m.band() || m.High < p.X.Min || m.Low > p.X.Max {
 		return
 	}
 	x, _ := p.Transforms(&c)
 	lo, hi := c.Min.X, c.Max.X
 	if m.Low > p.X.Min {
-		lo = min(x(m.Low), hi)
+		lo = x(m.Low)
 	}
 	if m.High < p.X.Max {
-		hi = max(x(m.High), lo)
+		hi = x(m.High)
 	}
-	shade := b.p.markerColour(m)
-	shade.A = 40
-	c.FillPolygon(shade, []vg.Point{{X: lo, Y: c.Min.Y}, {X: hi, Y: c.Min.Y}, {X: hi, Y: c.Max.Y}, {X: lo, Y: c.Max.Y}})
+	c.FillPolygon(m.shade(), rectangle(lo, hi, c.Min.Y, c.Max.Y))
 }
 
-// markerPlotter draws a vertical line and its label, each marker's a line lower than the one before.
+// markerPlotter draws a vertical line.
 type markerPlotter struct {
 	p Plot
 	i int
@@ -215,32 +228,7 @@ type markerPlotter struct {
 func (mp markerPlotter) Plot(c draw.Canvas, p *plot.Plot) {
 	m := mp.p.Markers[mp.i]
 	x, _ := p.Transforms(&c)
-	at := x(m.X)
-	if !c.ContainsX(at) || math.IsNaN(float64(at)) {
-		return
+	if at := x(m.X); c.ContainsX(at) {
+		c.StrokeLine2(m.line(), at, c.Min.Y, at, c.Max.Y)
 	}
-	line := draw.LineStyle{Color: mp.p.markerColour(m), Width: vg.Points(1.2)}
-	if m.Dashed {
-		line.Dashes = dashes
-	}
-	c.StrokeLine2(line, at, c.Min.Y, at, c.Max.Y)
-	if m.Label == "" {
-		return
-	}
-	const rowHeight, gap = 13, 3
-	sty := textStyle(10, false, line.Color)
-	sty.YAlign = draw.YTop
-	label := clean(m.Label)
-	w := sty.Width(label)
-	left := at + gap
-	if left+w > c.Max.X && at-gap-w >= c.Min.X {
-		left = at - gap - w
-	}
-	top := c.Max.Y - 2 - vg.Length(mp.i)*rowHeight
-	back := paper
-	back.A = 215
-	c.FillPolygon(back, []vg.Point{
-		{X: left - 1, Y: top + 1}, {X: left + w + 1, Y: top + 1}, {X: left + w + 1, Y: top - rowHeight + 2}, {X: left - 1, Y: top - rowHeight + 2},
-	})
-	c.FillText(sty, vg.Point{X: left, Y: top}, label)
 }
