@@ -27,6 +27,9 @@ func Parse(r io.Reader, now time.Time) (Load, error) {
 	return l, err
 }
 
+// errBothMakes is the text of a collector, not of an engine.
+var errBothMakes = errors.New("it has metrics of both vLLM and SGLang; give the address of one engine, not of a collector")
+
 // basis is what the speed of prefill is measured from.
 type basis struct {
 	seconds, tokens float64
@@ -110,7 +113,7 @@ func (x *exposition) engine() (engine, error) {
 	case len(found) == 0:
 		return engine{}, ErrNotAnEngine
 	case len(found) > 1:
-		return engine{}, fmt.Errorf("%w: it has metrics of both vLLM and SGLang; give the address of one engine, not of a collector", ErrNotAnEngine)
+		return engine{}, fmt.Errorf("%w: %w", ErrNotAnEngine, errBothMakes)
 	}
 	i := slices.IndexFunc(engines, func(e engine) bool { return e.kind == found[0] })
 	return engines[i], nil

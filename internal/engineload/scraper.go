@@ -149,8 +149,11 @@ func (s *Scraper) fetch(ctx context.Context) (Load, basis, error) {
 	case errors.Is(err, ErrTooLarge):
 		err = s.fail(ErrTooLarge, nil, fmt.Sprintf("at most %d bytes are read: check that the address is an engine's /metrics", s.cfg.MaxBytes))
 	case errors.Is(err, ErrNotAnEngine):
-		err = s.fail(ErrNotAnEngine, fmt.Errorf("content type %.80q: %w", resp.Header.Get("Content-Type"), err),
-			"check the address, and that SGLang was started with --enable-metrics")
+		cause := fmt.Errorf("no known metric, content type %.80q", resp.Header.Get("Content-Type"))
+		if errors.Is(err, errBothMakes) {
+			cause = errBothMakes
+		}
+		err = s.fail(ErrNotAnEngine, cause, "check the address, and that SGLang was started with --enable-metrics")
 	default:
 		err = s.unreachable(ctx, err)
 	}

@@ -176,6 +176,9 @@ func TestScrapeOverHTTP(t *testing.T) {
 		{name: "a page of lines", handler: func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, "<!DOCTYPE html>\n<html>\n</html>\n")
 		}, want: ErrNotAnEngine, says: "text/html"},
+		{name: "a collector", handler: func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "vllm:num_requests_running 1\nsglang:num_running_reqs 1\n")
+		}, want: ErrNotAnEngine, says: "one engine, not of a collector"},
 		{name: "same host redirect", handler: func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path != "/metrics/" {
 				http.Redirect(w, r, "/metrics/", http.StatusTemporaryRedirect) // as Starlette mounts do
