@@ -87,15 +87,6 @@ func TestEgressBacklog(t *testing.T) {
 		for _, to := range []string{"b", "c", "d"} {
 			f.net.Heal(f.nodes["a"].ip, f.nodes[to].ip)
 		}
-		last := backlog()
-		for range 100 {
-			time.Sleep(100 * time.Millisecond)
-			now := backlog()
-			if now > last {
-				t.Errorf("the backlog grew from %d to %d with nobody new", last, now)
-			}
-			last = now
-		}
 		for i, m := range running {
 			wantReport(t, m.end(), committed, "", moved)
 			engines[m.n.name].check("", chain(fmt.Sprint("s", i), 64))

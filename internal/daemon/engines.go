@@ -245,22 +245,7 @@ func (r *engines) get(id string) (*engine, error) {
 	return nil, failf(ReasonEngineNotFound, "call RegisterEngine first, or look at `kvferry status`", "no engine %q is registered here", id)
 }
 
-// pick returns the named engine, or the only one when id is empty.
-func (r *engines) pick(id string) (*engine, error) {
-	if id != "" {
-		return r.get(id)
-	}
-	all := r.list()
-	switch len(all) {
-	case 0:
-		return nil, failf(ReasonEngineNotFound, "start an engine that registers with this daemon", "no engine is registered here")
-	case 1:
-		return all[0], nil
-	}
-	return nil, failf(ReasonEngineAmbiguous, "name one with engine_id", "%d engines are registered here", len(all))
-}
-
-// byPin returns the engine of that id, or the only one with that layout.
+// byPin returns the engines with that layout.
 func (r *engines) byPin(pin kvstore.Pin) []*engine {
 	var out []*engine
 	for _, e := range r.list() {

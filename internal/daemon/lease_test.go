@@ -31,23 +31,30 @@ func TestLeaseOfSilentPullerExpires(t *testing.T) {
 		if got := r.b.idle(); got.Reserved != 0 || got.Leases != 0 || got.Active != 0 {
 			t.Errorf("the destination holds %+v after its report", got)
 		}
-		time.Sleep(cut.Add(28 * time.Second).Sub(time.Now()))
+		time.Sleep(time.Until(cut.Add(25 * time.Second)))
 		if got := r.a.idle(); got.Offers != 1 || got.LeasedBlocks != 64 {
 			t.Errorf("the source holds %+v before the TTL is over", got)
 		}
-		time.Sleep(cut.Add(33 * time.Second).Sub(time.Now()))
-		if got := r.a.idle(); got.Offers != 0 || got.LeasedBlocks != 0 || got.Leases != 0 {
-			t.Errorf("the source holds %+v after the TTL", got)
-		}
-		time.Sleep(40 * time.Second) // idle time-out of the connections and the wait for the dialler
-		if got := r.a.idle(); got != (idle{}) {
-			t.Errorf("the source holds %+v after the link's end", got)
-		}
+		// What the source read into connections that were dying counts as progress, so that it may be a second TTL. The
+		// link ends after the idle time-out of its connections and the wait for the dialler.
+		r.a.within(cut.Add(65*time.Second), "the leases", func(i idle) bool { return i.Offers == 0 && i.LeasedBlocks == 0 && i.Leases == 0 })
+		r.a.within(cut.Add(120*time.Second), "the link", func(i idle) bool { return i == idle{} })
 		r.heal()
 		r.ea.check("", keys)
 		r.wantOwner("s", "a")
 		r.settle()
 	})
+}
+
+// within waits until what the node holds is as wanted.
+func (n *node) within(limit time.Time, what string, ok func(idle) bool) {
+	n.f.t.Helper()
+	for !ok(n.idle()) {
+		if time.Now().After(limit) {
+			n.f.t.Fatalf("%s: %s holds %+v after all that time", what, n.name, n.idle())
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 }
 
 // A transfer of three lease TTLs goes on: leases are renewed by progress.

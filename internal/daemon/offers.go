@@ -111,7 +111,8 @@ func (o *offers) lookupLocked(id []byte, peer transfer.PeerID) (*offer, error) {
 	return of, nil
 }
 
-// progress notes that the holder of token reads from arena, which keeps its lease alive, and returns the lease.
+// progress notes that the holder of token reads from arena, which keeps its lease alive, and returns the lease. Reads
+// into a connection whose peer has gone silent count too, until the connection has run full.
 func (o *offers) progress(token []byte, arena *kvstore.Arena) (kvstore.LeaseID, error) {
 	o.mu.Lock()
 	of, err := o.lookupLocked(token, "")

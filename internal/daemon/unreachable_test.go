@@ -119,7 +119,7 @@ func TestTakeoverFenced(t *testing.T) {
 	})
 }
 
-// settleCut is settle for a link that stays cut: the other side's holdings run out.
+// settleCut is settle for a link that stays cut: what the other side holds runs out.
 func (r *rig) settleCut() {
 	r.t.Helper()
 	time.Sleep(75 * time.Second)
