@@ -84,7 +84,7 @@ var rules = []rule{
 		reason: "certificates are used by tools, daemons and tests alike, so they bring nothing along",
 	},
 	{
-		pkg: "internal/engineload", deny: []string{grpcModule, quicModule},
+		pkg: "internal/engineload", onlyOthers: none,
 		reason: "it reads an engine's exposition over HTTP and gives numbers; what they mean is the planner's",
 	},
 	{
