@@ -15,8 +15,8 @@ type GPU struct {
 	Name  string // product name; "" when it was never read
 	BusID string // PCI address as the driver writes it, "00000000:18:00.0"; "" when unknown and for instances
 
-	// Parent is the UUID of the GPU that an instance is part of; "" for a whole GPU. An instance has memory, processes and
-	// MIG.GPUInstance and MIG.ComputeInstance; everything else is to be read from its parent.
+	// Parent is the UUID of the GPU that an instance is part of, or "index N" when that was never read; "" for a whole GPU.
+	// An instance has memory, processes and the MIG readings that say so; everything else is to be read from its parent.
 	Parent string
 
 	// State is [StateAvailable] when the driver answers for this GPU, whatever single readings say. Lost, hung and

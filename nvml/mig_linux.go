@@ -3,6 +3,7 @@
 package nvml
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -49,7 +50,8 @@ func (d *nvmlDriver) instances(dev *device, g *GPU) []GPU {
 
 // instance reads one MIG instance.
 func (d *nvmlDriver) instance(dev *device, h nvml.Device) GPU {
-	g := GPU{Index: dev.Index, Parent: dev.UUID, State: StateAvailable}
+	parent := cmp.Or(dev.UUID, fmt.Sprintf("index %d", dev.Index))
+	g := GPU{Index: dev.Index, Parent: parent, State: StateAvailable}
 	g.UUID, _ = ask(d, dev, fnUUID, h.GetUUID, Available).Get()
 	g.Name, _ = ask(d, dev, fnName, h.GetName, Available).Get()
 	g.Memory = d.memory(dev, h)
