@@ -45,8 +45,9 @@ type DiffConfig struct {
 
 // Difference is one thing in which two results are unlike.
 type Difference struct {
-	Field    string `json:"field"` // "params.rtt", "machine.cpu"
-	Old, New string
+	Field string `json:"field"` // "params.rtt", "machine.cpu"
+	Old   string `json:"old"`   // parameters as JSON; empty for absent
+	New   string `json:"new"`
 }
 
 // UnlikeError says that two results cannot be compared, and why.

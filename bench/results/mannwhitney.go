@@ -21,8 +21,12 @@ func mannWhitney(a, b []float64) float64 {
 	if len(ranks) <= exactRankLimit {
 		return exactRankP(ranks, len(a), sum)
 	}
-	n, m := float64(len(a)), float64(len(b))
-	N := n + m
+	return normalRankP(ranks, len(a), sum)
+}
+
+// normalRankP approximates exactRankP.
+func normalRankP(ranks []int, na, sum int) float64 {
+	n, total := float64(na), float64(len(ranks))
 	ties := 0.0
 	for i := 0; i < len(ranks); {
 		j := i
@@ -33,12 +37,12 @@ func mannWhitney(a, b []float64) float64 {
 		ties += t*t*t - t
 		i = j
 	}
-	variance := n * m / 12 * ((N + 1) - ties/(N*(N-1)))
+	variance := n * (total - n) / 12 * (total + 1 - ties/(total*(total-1)))
 	if variance <= 0 {
 		return 1
 	}
-	// Doubled ranks: half a rank of continuity is one.
-	d := max(0, math.Abs(float64(sum)/2-n*(N+1)/2)-0.5)
+	// The sum is of doubled ranks.
+	d := max(0, math.Abs(float64(sum)/2-n*(total+1)/2)-0.5)
 	return min(1, 2*distuv.UnitNormal.Survival(d/math.Sqrt(variance)))
 }
 

@@ -54,6 +54,8 @@ type Series struct {
 	Name   string // in the legend; empty for none
 	Points []Point
 	Style  Style
+	// Like gives it the colour of that series, counted from 1, as for the prediction of what that one measures; 0 is its own.
+	Like int
 }
 
 // Style says how a series is drawn.
@@ -121,6 +123,9 @@ func (p Plot) Validate() error {
 		points += len(s.Points)
 		if s.Style < LinesAndMarks || s.Style > DashedLine {
 			bad("plot: series %q has style %d, want one of the four", s.Name, s.Style)
+		}
+		if s.Like < 0 || s.Like > len(p.Series) {
+			bad("plot: series %q is like series %d, want 0 to %d", s.Name, s.Like, len(p.Series))
 		}
 	}
 	if points == 0 || points > MaxPlotPoints {

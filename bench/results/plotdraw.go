@@ -30,10 +30,18 @@ var (
 
 func seriesColour(i int) color.NRGBA { return seriesColours[i%len(seriesColours)] }
 
-// seriesGlyph changes with the colour, and by one more each time the colours begin again.
-func seriesGlyph(i int) draw.GlyphStyle {
+// colour is that of the series i, or of the one it is like.
+func (p Plot) colour(i int) color.NRGBA {
+	if like := p.Series[i].Like; like > 0 {
+		return seriesColour(like - 1)
+	}
+	return seriesColour(i)
+}
+
+// glyph changes with each series, and by one more each time the colours begin again.
+func (p Plot) glyph(i int) draw.GlyphStyle {
 	shape := seriesGlyphs[(i+i/len(seriesColours))%len(seriesGlyphs)]
-	return draw.GlyphStyle{Color: seriesColour(i), Radius: vg.Points(3), Shape: shape}
+	return draw.GlyphStyle{Color: p.colour(i), Radius: vg.Points(3), Shape: shape}
 }
 
 func typeface(size float64, bold bool) font.Font {
@@ -53,10 +61,10 @@ var dashes = []vg.Length{vg.Points(5), vg.Points(3)}
 func (s Style) line() bool  { return s != MarksOnly }
 func (s Style) marks() bool { return s == LinesAndMarks || s == MarksOnly }
 
-// lineStyle is the stroke of a series.
-func lineStyle(i int, s Style) draw.LineStyle {
-	l := draw.LineStyle{Color: seriesColour(i), Width: vg.Points(1.5)}
-	if s == DashedLine {
+// line is the stroke of a series.
+func (p Plot) line(i int) draw.LineStyle {
+	l := draw.LineStyle{Color: p.colour(i), Width: vg.Points(1.5)}
+	if p.Series[i].Style == DashedLine {
 		l.Dashes = dashes
 	}
 	return l
@@ -139,7 +147,7 @@ type seriesPlotter struct {
 func (s seriesPlotter) Plot(c draw.Canvas, p *plot.Plot) {
 	x, y := p.Transforms(&c)
 	se := s.p.Series[s.i]
-	sty := lineStyle(s.i, se.Style)
+	sty := s.p.line(s.i)
 	if se.Style.line() {
 		pts := make([]vg.Point, len(se.Points))
 		for i, pt := range se.Points {
@@ -164,22 +172,22 @@ func (s seriesPlotter) Plot(c draw.Canvas, p *plot.Plot) {
 			c.StrokeLine2(bar, at.X-cap, hi, at.X+cap, hi)
 		}
 		if se.Style.marks() {
-			c.DrawGlyph(seriesGlyph(s.i), at)
+			c.DrawGlyph(s.p.glyph(s.i), at)
 		}
 	}
 }
 
 func (m Marker) band() bool { return m.Low != 0 || m.High != 0 }
 
-func (m Marker) colour() color.NRGBA {
+func (p Plot) markerColour(m Marker) color.NRGBA {
 	if m.Series > 0 {
-		return seriesColour(m.Series - 1)
+		return p.colour(m.Series - 1)
 	}
 	return ink
 }
 
-func (m Marker) line() draw.LineStyle {
-	l := draw.LineStyle{Color: m.colour(), Width: vg.Points(1.2)}
+func (p Plot) markerLine(m Marker) draw.LineStyle {
+	l := draw.LineStyle{Color: p.markerColour(m), Width: vg.Points(1.2)}
 	if m.Dashed {
 		l.Dashes = dashes
 	}
@@ -187,8 +195,8 @@ func (m Marker) line() draw.LineStyle {
 }
 
 // shade is the colour of a marker's band.
-func (m Marker) shade() color.NRGBA {
-	c := m.colour()
+func (p Plot) shade(m Marker) color.NRGBA {
+	c := p.markerColour(m)
 	c.A = 40
 	return c
 }
@@ -216,7 +224,7 @@ func (b bandPlotter) Plot(c draw.Canvas, p *plot.Plot) {
 	if m.High < p.X.Max {
 		hi = x(m.High)
 	}
-	c.FillPolygon(m.shade(), rectangle(lo, hi, c.Min.Y, c.Max.Y))
+	c.FillPolygon(b.p.shade(m), rectangle(lo, hi, c.Min.Y, c.Max.Y))
 }
 
 // markerPlotter draws a vertical line.
@@ -229,6 +237,6 @@ func (mp markerPlotter) Plot(c draw.Canvas, p *plot.Plot) {
 	m := mp.p.Markers[mp.i]
 	x, _ := p.Transforms(&c)
 	if at := x(m.X); c.ContainsX(at) {
-		c.StrokeLine2(m.line(), at, c.Min.Y, at, c.Max.Y)
+		c.StrokeLine2(mp.p.markerLine(m), at, c.Min.Y, at, c.Max.Y)
 	}
 }

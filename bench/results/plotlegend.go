@@ -44,19 +44,19 @@ func (p Plot) legend(width vg.Length) (entries []legendEntry, rows int) {
 	for i, s := range p.Series {
 		add(s.Name, func(c draw.Canvas, x, y vg.Length) {
 			if s.Style.line() {
-				c.StrokeLine2(lineStyle(i, s.Style), x, y, x+legendSample, y)
+				c.StrokeLine2(p.line(i), x, y, x+legendSample, y)
 			}
 			if s.Style.marks() {
-				c.DrawGlyphNoClip(seriesGlyph(i), vg.Point{X: x + legendSample/2, Y: y})
+				c.DrawGlyphNoClip(p.glyph(i), vg.Point{X: x + legendSample/2, Y: y})
 			}
 		})
 	}
 	for _, m := range p.Markers {
 		add(m.Label, func(c draw.Canvas, x, y vg.Length) {
 			if m.band() {
-				c.FillPolygon(m.shade(), rectangle(x+legendSample/2-5, x+legendSample/2+5, y-5, y+5))
+				c.FillPolygon(p.shade(m), rectangle(x+legendSample/2-5, x+legendSample/2+5, y-5, y+5))
 			}
-			l := m.line()
+			l := p.markerLine(m)
 			if m.Dashed {
 				l.Dashes = []vg.Length{2.5, 1.25} // more than one fits
 			}
