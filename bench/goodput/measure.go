@@ -43,6 +43,8 @@ type Measure struct {
 	lag   time.Duration
 	share float64 // of the processors
 	drops dropCount
+
+	daemonCPU [2]float64 // between daemons: seconds of source and destination; negative: not known
 }
 
 // dropCount is what the model link dropped.

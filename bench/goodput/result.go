@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvferry/kvferry/bench/results"
 	"github.com/kvferry/kvferry/bench/wan"
 )
 
@@ -28,6 +29,7 @@ type Result struct {
 	Warnings []string
 
 	started time.Time
+	machine results.Machine // at the start
 	seconds float64
 	params  map[string]any
 }

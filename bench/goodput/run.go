@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"runtime"
 	"time"
+
+	"github.com/kvferry/kvferry/bench/results"
 )
 
 // processors is how many this process may use at once.
@@ -23,7 +25,7 @@ func Run(ctx context.Context, cfg Config) (_ *Result, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
-	b := &bench{cfg: cfg, rig: r, began: time.Now()}
+	b := &bench{cfg: cfg, rig: r, began: time.Now(), machine: results.ThisMachine()}
 	defer func() { err = errors.Join(err, b.down()) }()
 	for i, n := range cfg.Stripes {
 		b.pairs = append(b.pairs, r.newPair(i, n))
@@ -37,12 +39,13 @@ func Run(ctx context.Context, cfg Config) (_ *Result, err error) {
 
 // bench is a run under way.
 type bench struct {
-	cfg    Config
-	rig    *rig
-	pairs  []*pair
-	series []*series // one a pair
-	began  time.Time
-	moved  int64 // page bytes of transfers that ended
+	cfg     Config
+	rig     *rig
+	pairs   []*pair
+	series  []*series // one a pair
+	began   time.Time
+	machine results.Machine
+	moved   int64 // page bytes of transfers that ended
 }
 
 // series is what one configuration gave.
@@ -136,7 +139,7 @@ func (b *bench) down() error {
 }
 
 func (b *bench) result(interrupted bool) *Result {
-	res := &Result{Form: FormWAN, WAN: b.cfg.WAN.String(), Interrupted: interrupted, started: b.began, seconds: time.Since(b.began).Seconds()}
+	res := &Result{Form: FormWAN, WAN: b.cfg.WAN.String(), Interrupted: interrupted, started: b.began, machine: b.machine, seconds: time.Since(b.began).Seconds()}
 	for i, s := range b.series {
 		if o, ok := b.outcome(s); ok {
 			o.order = i

@@ -13,6 +13,7 @@ func (a *app) commands() []*cobra.Command {
 		a.newStatus(),
 		a.newCerts(),
 		a.newDemo(),
+		a.newBench(),
 		a.newRefengine(),
 		a.newVersion(),
 	}
