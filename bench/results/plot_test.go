@@ -95,7 +95,6 @@ func TestPlotPNG(t *testing.T) {
 type svgDoc struct {
 	texts, strokes, fills []string
 	viewBox               string
-	minFont               string
 }
 
 func readSVG(t *testing.T, b []byte) svgDoc {
