@@ -1,0 +1,139 @@
+package queue
+
+import (
+	"fmt"
+	"math"
+	"strings"
+)
+
+// conclude makes the paragraph from the numbers. Parts that were not measured are left out.
+func (r *Result) conclude() string {
+	var say []string
+	for _, part := range []string{r.concludeLink(), r.concludeLaws(), r.concludeCrossover(), r.concludeBacklog()} {
+		if part != "" {
+			say = append(say, part)
+		}
+	}
+	if len(say) == 0 {
+		return "Nothing was measured that a conclusion could rest on."
+	}
+	return strings.Join(say, " ")
+}
+
+// concludeLink says which order the sender keeps.
+func (r *Result) concludeLink() string {
+	var b strings.Builder
+	var slopes []string
+	overlaps, points := 0, 0
+	for _, p := range r.Points {
+		if p.QUIC == nil {
+			continue
+		}
+		points++
+		if p.QUIC.Overlaps {
+			overlaps++
+		}
+		if p.SizeSlope != nil {
+			slopes = append(slopes, fmt.Sprintf("%.2f at %v (%.2f if the link were shared at every instant, 0 if first come were first served)", *p.SizeSlope, p.Utilization, p.Utilization/(1-p.Utilization)))
+		}
+	}
+	if points == 0 {
+		return ""
+	}
+	what := map[string]string{
+		"fifo":   "first come, first served",
+		"ps":     "processor sharing",
+		"sender": "processor sharing by chunks (transfers in turn, a chunk each)",
+	}[r.Link.Discipline]
+	fmt.Fprintf(&b, "Over real QUIC the sender's order is nearest to %s", what)
+	if len(slopes) > 0 {
+		fmt.Fprintf(&b, ": each second of a job's own service adds %s seconds of wait", strings.Join(slopes, ", "))
+	}
+	fmt.Fprintf(&b, "; the measured mean wait agrees with the simulated one at %d of %d utilizations.", overlaps, points)
+	return b.String()
+}
+
+// concludeLaws counts which laws hold in the simulator.
+func (r *Result) concludeLaws() string {
+	points, held := 0, 0
+	for _, p := range r.Points {
+		if p.Source == SourceSimulator {
+			points++
+			if p.WaitInterval.contains(p.law()) {
+				held++
+			}
+		}
+	}
+	if points == 0 {
+		return ""
+	}
+	return fmt.Sprintf("In the simulator the law of its own queue lies within the measured 95 %% interval at %d of %d points.", held, points)
+}
+
+// law is the theory of the point's own queue.
+func (p Point) law() float64 {
+	if p.Discipline == "fifo" {
+		return p.Wait.MG1
+	}
+	return p.Wait.PS
+}
+
+// concludeCrossover says which law holds and what it changes.
+func (r *Result) concludeCrossover() string {
+	c := r.Crossover
+	if c == nil {
+		return ""
+	}
+	var b strings.Builder
+	agrees := "agrees with"
+	if c.Predicted < c.Measured.Low || c.Predicted > c.Measured.High {
+		agrees = "differs from"
+	}
+	fmt.Fprintf(&b, "Fetch stops paying at a utilization of %.4f [%.4f, %.4f] under M/M/1, which %s the predicted %.4f.", c.Measured.Mean, c.Measured.Low, c.Measured.High, agrees, c.Predicted)
+	var others []string
+	for _, l := range c.Laws {
+		if l.Law != "M/M/1" {
+			others = append(others, fmt.Sprintf("%.3f under %s", l.Measured.Mean, l.Law))
+		}
+	}
+	if len(others) > 0 {
+		fmt.Fprintf(&b, " It is %s.", strings.Join(others, ", "))
+	}
+	shared, ok1 := c.law("processor sharing, lognormal")
+	own, ok2 := c.law("processor sharing, own size")
+	if ok1 && ok2 {
+		near := "the same crossover as M/M/1 within its interval"
+		if shared.Measured.Low > c.Predicted || shared.Measured.High < c.Predicted {
+			near = fmt.Sprintf("a crossover %.3f from that of M/M/1", math.Abs(shared.Measured.Mean-c.Predicted))
+		}
+		fmt.Fprintf(&b, " Sharing gives the mean job %s, whatever the spread of sizes; a fetch that keeps the link busy for %.1f ms among jobs of %.0f ms waits in proportion to its own size, so for it the crossover moves from %.2f to %.2f.",
+			near, 1e3*c.TransmissionSeconds, 1e3/c.ServiceRate, c.Predicted, own.Measured.Mean)
+	}
+	return b.String()
+}
+
+func (c *Crossover) law(name string) (LawCrossover, bool) {
+	for _, l := range c.Laws {
+		if l.Law == name {
+			return l, true
+		}
+	}
+	return LawCrossover{}, false
+}
+
+// concludeBacklog says how good the backlog is as a predictor.
+func (r *Result) concludeBacklog() string {
+	worst := map[string]float64{} // mean absolute error over mean wait, by discipline, over the simulated points
+	for _, p := range r.Points {
+		if p.Source == SourceSimulator && p.Wait.Measured > 0 {
+			worst[p.Discipline] = max(worst[p.Discipline], p.Backlog.MeanAbsolute/p.Wait.Measured)
+		}
+	}
+	fifo, ok1 := worst["fifo"]
+	ps, ok2 := worst["ps"]
+	if !ok1 || !ok2 {
+		return ""
+	}
+	return fmt.Sprintf("The bytes queued at arrival predict each wait to %.1g of its mean under first come, first served, "+
+		"and miss it by up to %.0f %% of the mean under processor sharing, where later arrivals and the job's own size decide.", max(fifo, 1e-12), 100*ps)
+}

@@ -1,0 +1,296 @@
+package queue
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvferry/kvferry/bench/results"
+)
+
+// maxSizes bounds a job, in means: the share of exponential sizes beyond is e^-16.
+const maxSizes = 16
+
+// minR2 is how well a line must fit lone transfers for the link to be taken for one server.
+const minR2 = 0.98
+
+// unloaded is what a lone transfer takes: propagation and rate.
+type unloaded struct {
+	seconds float64
+	rate    float64 // bytes a second
+	r2      float64
+}
+
+// measureLink calibrates the link, then measures each utilization, as far as ctx lasts. What was measured is in the results
+// with an error as well.
+func measureLink(ctx context.Context, cfg Config, res *Result) (err error) {
+	size := geometric{mean: float64(cfg.JobBytes), max: int(maxSizes*cfg.JobBytes/pageBytes) + 1}
+	b, err := openTestbed(ctx, testbedConfig{wan: cfg.WAN, stripes: cfg.Stripes, chunk: cfg.ChunkBytes, maxPages: size.max, seed: cfg.Seed})
+	if err != nil {
+		return fmt.Errorf("set up link: %w", err)
+	}
+	defer func() { err = errors.Join(err, b.close()) }()
+	cfg.Progress.Stage("warming and calibrating the link", 0)
+	idle, err := b.calibrate(ctx, size)
+	if err != nil {
+		return fmt.Errorf("calibrate link: %w", err)
+	}
+	res.Link = &Link{
+		WAN: cfg.WAN.String(), Stripes: cfg.Stripes, ChunkBytes: cfg.ChunkBytes,
+		RateBps: 8 * idle.rate, UnloadedSeconds: idle.seconds, R2: idle.r2,
+	}
+	if idle.r2 < minR2 {
+		res.warn("the time of a lone transfer is not in line with its size (R² %.3f): the link is not one server of a steady speed, "+
+			"as when a small transfer cannot fill it alone; waits over QUIC are then not comparable with the laws: use fewer stripes, smaller chunks or a longer queue", idle.r2)
+	}
+	for _, rho := range cfg.LinkUtilizations {
+		p, err := b.measure(ctx, cfg, rho, size, idle)
+		if err != nil {
+			return fmt.Errorf("measure link at utilization %v: %w", rho, err)
+		}
+		res.Points = append(res.Points, p)
+		if late := p.QUIC.LateSeconds; late > p.ServiceSeconds {
+			res.warn("at utilization %v over QUIC a job started %.0f ms late, more than the %.0f ms that one takes: this machine was too busy, not the link", rho, 1e3*late, 1e3*p.ServiceSeconds)
+		}
+	}
+	return nil
+}
+
+// calibrate opens the windows, then measures lone transfers of several sizes.
+func (b *testbed) calibrate(ctx context.Context, size geometric) (unloaded, error) {
+	const at = 4 // side by side
+	big := max(1, size.max/4)
+	for range 4 {
+		var wg sync.WaitGroup
+		errs := make([]error, at)
+		for i := range at {
+			wg.Go(func() { _, errs[i] = b.fetch(ctx, big) })
+		}
+		wg.Wait()
+		if err := errors.Join(errs...); err != nil {
+			return unloaded{}, err
+		}
+	}
+	var bytes, took []float64
+	for range 5 {
+		for _, share := range []float64{1. / 8, 1. / 4, 1. / 2, 1, 2, 4} {
+			pages := max(1, int(math.Round(share*size.mean/pageBytes)))
+			d, err := b.fetch(ctx, pages)
+			if err != nil {
+				return unloaded{}, err
+			}
+			bytes, took = append(bytes, float64(pages*pageBytes)), append(took, d)
+		}
+	}
+	// Of the repeats of a size the median: one that the machine held up says nothing about the link.
+	var x, y []float64
+	for _, size := range slices.Compact(slices.Sorted(slices.Values(bytes))) {
+		var same []float64
+		for i := range bytes {
+			if bytes[i] == size {
+				same = append(same, took[i])
+			}
+		}
+		x, y = append(x, size), append(y, results.Median(same))
+	}
+	f, err := results.LinearFit(x, y, 0)
+	if err != nil {
+		return unloaded{}, err
+	}
+	if !(f.Slope.Value > 0) {
+		return unloaded{}, fmt.Errorf("lone transfers of more bytes took no longer (%.3g s a byte): this machine is too busy to measure", f.Slope.Value)
+	}
+	return unloaded{seconds: f.Intercept.Value, rate: 1 / f.Slope.Value, r2: f.R2}, nil
+}
+
+// fetched is what the jobs of one utilization did.
+type fetched struct {
+	jobs    []job // arrivals as they were, service as an idle link would take, without propagation
+	wait    []float64
+	backlog []float64
+	late    float64
+}
+
+// measure runs jobs at one utilization and compares them with the simulator.
+func (b *testbed) measure(ctx context.Context, cfg Config, rho float64, size geometric, idle unloaded) (Point, error) {
+	mean, scv := size.moments()
+	service := mean / idle.rate
+	rng := newRand(cfg.Seed, fmt.Sprintf("link %v", rho))
+	n := max(2*linkBatches, int(rho/service*cfg.Duration.Seconds()))
+	jobs := poisson(n, rho/service, rng, func() float64 {
+		pages := min(max(1, int(math.Ceil(rng.ExpFloat64()*size.mean/pageBytes))), size.max)
+		return float64(pages*pageBytes) / idle.rate
+	})
+	cfg.Progress.Stage(fmt.Sprintf("real QUIC at utilization %v", rho), float64(n))
+	before := b.dropped()
+	got, err := b.load(ctx, jobs, idle, cfg.Progress)
+	if err != nil {
+		return Point{}, err
+	}
+	skip := warmUp(n)
+	wait, lag, err := results.BatchMeans(got.wait[skip:], linkBatches, 0)
+	if err != nil {
+		return Point{}, fmt.Errorf("waits: %w", err)
+	}
+	replays, err := replay(got, skip, cfg, idle)
+	if err != nil {
+		return Point{}, err
+	}
+	p := Point{
+		Source: SourceQUIC, Discipline: replays[0].Discipline, Service: Exponential, Utilization: rho,
+		ServiceSeconds: service, ServiceSCV: scv, Jobs: n - skip,
+		Wait:         Wait{Measured: wait.Value, Laws: lawsAt(rho, service, scv), Backlog: meanOf(got.backlog[skip:])},
+		WaitInterval: Interval{Low: wait.Low, High: wait.High, Level: wait.Level, Lag1: lag},
+		Backlog:      errorsOf(got.backlog[skip:], got.wait[skip:]),
+		SizeSlope:    slopeOf(got.jobs[skip:], got.wait[skip:]),
+		QUIC:         &LinkPoint{Replays: replays, LateSeconds: got.late, LostPackets: b.dropped() - before, Offered: offered(got.jobs)},
+	}
+	law, err := simulatedWait(cfg, replays[0], rho, size, idle)
+	if err != nil {
+		return Point{}, err
+	}
+	p.QUIC.Simulated = Measured{Mean: law.Value, Low: law.Low, High: law.High}
+	p.QUIC.Overlaps = wait.Overlaps(law)
+	return p, nil
+}
+
+// linkBatches is how many a measured series is cut into: few, since it is short.
+const linkBatches = 10
+
+// load starts each job when it arrives and waits for them all.
+func (b *testbed) load(ctx context.Context, jobs []job, idle unloaded, progress *results.Progress) (fetched, error) {
+	got := fetched{jobs: make([]job, len(jobs)), wait: make([]float64, len(jobs)), backlog: make([]float64, len(jobs))}
+	errs := make([]error, len(jobs))
+	var wg sync.WaitGroup
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	start := time.Now()
+	for i, j := range jobs {
+		timer.Reset(max(0, time.Duration(j.at*1e9)-time.Since(start)))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			wg.Wait() // the fetches end with ctx too
+			return got, context.Cause(ctx)
+		}
+		at := time.Since(start).Seconds()
+		got.late = max(got.late, at-j.at)
+		got.jobs[i] = job{at: at, service: j.service}
+		got.backlog[i] = float64(b.served.Stats().QueuedBytes) / idle.rate
+		wg.Go(func() {
+			var took float64
+			took, errs[i] = b.fetch(ctx, int(math.Round(j.service*idle.rate/pageBytes)))
+			got.wait[i] = took - idle.seconds - j.service
+			progress.Add(1)
+		})
+	}
+	wg.Wait()
+	if ctx.Err() != nil {
+		return got, context.Cause(ctx)
+	}
+	return got, errors.Join(errs...)
+}
+
+// orders are the disciplines that a measurement is held against.
+func orders(cfg Config, idle unloaded) []Discipline {
+	quantum := float64(cfg.ChunkBytes) / idle.rate
+	return []Discipline{FIFO(), ProcessorSharing(), Chunked(cfg.Stripes*streamsPerStripe, quantum)}
+}
+
+// streamsPerStripe is package transfer's default, which the testbed does not change.
+const streamsPerStripe = 2
+
+// replay simulates the jobs as they arrived under each discipline, nearest to what was measured first.
+func replay(got fetched, skip int, cfg Config, idle unloaded) ([]Replay, error) {
+	var out []Replay
+	for _, d := range orders(cfg, idle) {
+		sim := d.serve(got.jobs).wait
+		diff := make([]float64, len(sim)-skip)
+		for i := range diff {
+			diff[i] = got.wait[skip+i] - sim[skip+i]
+		}
+		e, _, err := results.BatchMeans(diff, linkBatches, 0)
+		if err != nil {
+			return nil, fmt.Errorf("compare waits: %w", err)
+		}
+		out = append(out, Replay{
+			Discipline: d.Name, Slots: d.Slots, Mean: meanOf(sim[skip:]), Difference: Measured{Mean: e.Value, Low: e.Low, High: e.High},
+			RMS: errorsOf(sim[skip:], got.wait[skip:]).RMS, Correlation: correlation(sim[skip:], got.wait[skip:]),
+		})
+	}
+	slices.SortStableFunc(out, func(a, b Replay) int { return cmp.Compare(a.RMS, b.RMS) })
+	return out, nil
+}
+
+// simulatedWait is the simulator's mean wait of a discipline with many jobs of the link's sizes.
+func simulatedWait(cfg Config, r Replay, rho float64, size geometric, idle unloaded) (results.Estimate, error) {
+	rng := newRand(cfg.Seed, fmt.Sprintf("law of the link %v", rho))
+	mean, _ := size.moments()
+	jobs := poisson(cfg.Jobs, rho*idle.rate/mean, rng, func() float64 {
+		return max(1, math.Ceil(rng.ExpFloat64()*size.mean/pageBytes)) * pageBytes / idle.rate
+	})
+	for _, d := range orders(cfg, idle) {
+		if d.Name == r.Discipline {
+			e, _, err := results.BatchMeans(d.serve(jobs).wait[warmUp(cfg.Jobs):], batches, 0)
+			return e, err
+		}
+	}
+	return results.Estimate{}, fmt.Errorf("BUG: discipline %q is not among the orders", r.Discipline)
+}
+
+// dropped is how many packets the link from the source has dropped.
+func (b *testbed) dropped() int64 {
+	s := b.network.Stats(netip.AddrFrom4([4]byte{10, 0, 0, 1}), netip.AddrFrom4([4]byte{10, 0, 0, 2}))
+	return s.DroppedLoss + s.DroppedQueue + s.DroppedCut + s.DroppedMTU + s.DroppedReceiver
+}
+
+// offered is the utilization that the arrivals drawn make.
+func offered(jobs []job) float64 {
+	var work float64
+	for _, j := range jobs {
+		work += j.service
+	}
+	return work / jobs[len(jobs)-1].at
+}
+
+func correlation(a, b []float64) float64 {
+	ma, mb := meanOf(a), meanOf(b)
+	var ab, aa, bb float64
+	for i := range a {
+		ab += (a[i] - ma) * (b[i] - mb)
+		aa += (a[i] - ma) * (a[i] - ma)
+		bb += (b[i] - mb) * (b[i] - mb)
+	}
+	if aa == 0 || bb == 0 {
+		return 0
+	}
+	return ab / math.Sqrt(aa*bb)
+}
+
+// nearest is the order whose replays differ least over all points, relative to each point's service time; "" without any.
+func nearest(points []Point) string {
+	sum := map[string]float64{}
+	for _, p := range points {
+		if p.QUIC == nil {
+			continue
+		}
+		for _, r := range p.QUIC.Replays {
+			d := r.RMS / p.ServiceSeconds
+			sum[r.Discipline] += d * d
+		}
+	}
+	best := ""
+	for _, name := range slices.Sorted(maps.Keys(sum)) {
+		if best == "" || sum[name] < sum[best] {
+			best = name
+		}
+	}
+	return best
+}

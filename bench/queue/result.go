@@ -1,0 +1,204 @@
+package queue
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/kvferry/kvferry/bench/results"
+)
+
+// Result is what Run measured: the body of a results.File of kind "queue".
+type Result struct {
+	Points    []Point    `json:"points"`
+	Crossover *Crossover `json:"crossover_utilization"` // nil when the run was cut short before
+	Link      *Link      `json:"link"`                  // nil without real QUIC
+	// Conclusion is one paragraph made from the numbers.
+	Conclusion string `json:"conclusion"`
+
+	interrupted bool
+	warnings    []string
+	cfg         Config
+}
+
+// Source says where a point's waits come from.
+type Source string
+
+// The sources.
+const (
+	SourceSimulator Source = "simulator"
+	SourceQUIC      Source = "quic"
+)
+
+// Point is one queue at one utilization.
+type Point struct {
+	Source Source `json:"source"`
+	// Discipline is "fifo" or "ps" of the simulator; of QUIC the one whose simulation on the same arrivals is nearest to what
+	// was measured.
+	Discipline  string  `json:"discipline"`
+	Service     Service `json:"service"`
+	Utilization float64 `json:"utilization"` // arrival rate times mean service time
+	// ServiceSeconds is the mean time that a job needs alone, without propagation, and ServiceSCV its squared coefficient of
+	// variation.
+	ServiceSeconds float64 `json:"service_seconds"`
+	ServiceSCV     float64 `json:"service_scv"`
+	Jobs           int     `json:"jobs"` // measured, warm-up left out
+
+	Wait         Wait     `json:"wait_seconds"`
+	WaitInterval Interval `json:"wait_interval"`
+	// Backlog is the error of the backlog as a prediction of each wait, seconds.
+	Backlog BacklogError `json:"backlog_error_seconds"`
+	// SizeSlope is how much longer a job waits for each second of its own service: 0 for first come, first served,
+	// ρ/(1−ρ) under processor sharing. Null when all jobs need the same time.
+	SizeSlope *float64 `json:"size_slope"`
+	// QUIC is what only points over the link have.
+	QUIC *LinkPoint `json:"quic"`
+}
+
+// Wait is mean waits in seconds: time from arrival to completion, less the time that the job takes on an idle server.
+type Wait struct {
+	Measured float64 `json:"measured"`
+	Laws
+	// Backlog is the mean of what the bytes queued at each arrival, divided by the rate, predict.
+	Backlog float64 `json:"backlog"`
+}
+
+// Interval bounds the mean wait, seconds, by batch means. Lag1 is the correlation of neighbouring batches: above about 0.2
+// the interval is too narrow.
+type Interval struct {
+	Low   float64 `json:"low"`
+	High  float64 `json:"high"`
+	Level float64 `json:"level"`
+	Lag1  float64 `json:"lag1"`
+}
+
+// contains says whether v lies within.
+func (i Interval) contains(v float64) bool { return i.Low <= v && v <= i.High }
+
+// BacklogError is prediction minus wait over all jobs, seconds.
+type BacklogError struct {
+	Mean         float64 `json:"mean"`
+	MeanAbsolute float64 `json:"mean_absolute"`
+	RMS          float64 `json:"rms"`
+}
+
+// Measured is a mean with its 95 % interval.
+type Measured struct {
+	Mean float64 `json:"mean"`
+	Low  float64 `json:"low"`
+	High float64 `json:"high"`
+}
+
+// Crossover is the fetch queue's utilization at which a fetch takes as long as a recompute, in the base model's
+// utilization preset. Measured is under M/M/1, which Predicted, the planner's, assumes.
+type Crossover struct {
+	Measured  Measured `json:"measured"`
+	Predicted float64  `json:"predicted"`
+	// Laws are the crossovers under each assumption, the first being M/M/1.
+	Laws []LawCrossover `json:"laws"`
+	// The preset: service times in seconds, the part of the fetch that the link is busy with it, both queues' service rate in
+	// jobs a second, and the compute queue's utilization.
+	FetchSeconds        float64 `json:"fetch_seconds"`
+	RecomputeSeconds    float64 `json:"recompute_seconds"`
+	TransmissionSeconds float64 `json:"transmission_seconds"`
+	ServiceRate         float64 `json:"service_rate"`
+	ComputeUtilization  float64 `json:"compute_utilization"`
+}
+
+// LawCrossover is the crossover under one assumption about the link.
+type LawCrossover struct {
+	Law        string  `json:"law"`
+	Discipline string  `json:"discipline"`
+	Service    Service `json:"service"`
+	// OwnSize says that the fetch waits as a job of its own size, TransmissionSeconds, and not as the queue's mean job.
+	OwnSize   bool     `json:"own_size"`
+	Measured  Measured `json:"measured"`
+	Predicted float64  `json:"predicted"` // by theory
+
+	samples []float64
+}
+
+// Link is what the link does with a lone transfer, and what order its sender keeps.
+type Link struct {
+	WAN        string `json:"wan"`
+	Stripes    int    `json:"stripes"`
+	ChunkBytes int    `json:"chunk_bytes"`
+	// A lone transfer of b bytes takes UnloadedSeconds + 8·b/RateBps; R2 is how well that line fits.
+	RateBps         float64 `json:"rate_bps"`
+	UnloadedSeconds float64 `json:"unloaded_seconds"`
+	R2              float64 `json:"r2"`
+	// Discipline is the nearest of the simulated orders over all points: "fifo", "ps" or "sender" (transfers in turn, a chunk
+	// each). Empty until a point is measured.
+	Discipline string `json:"discipline"`
+}
+
+// LinkPoint is what only points over the link have.
+type LinkPoint struct {
+	// Offered is the utilization that the arrivals drawn really make.
+	Offered float64 `json:"offered"`
+	// Simulated is the simulator's mean wait of the discipline at the point's Utilization, by many jobs.
+	Simulated Measured `json:"simulated"`
+	// Overlaps says that its interval and the measured one share a point.
+	Overlaps bool `json:"overlaps"`
+	// Replays are the same arrivals and sizes in the simulator, one a discipline, nearest first.
+	Replays []Replay `json:"replays"`
+	// LateSeconds is the latest that a job started after its time: above a fraction of the service time the machine, not the
+	// link, set the waits.
+	LateSeconds float64 `json:"late_seconds"`
+	// LostPackets are those that the link's queue dropped.
+	LostPackets int64 `json:"lost_packets"`
+}
+
+// Replay compares measured waits with simulated ones of the same jobs.
+type Replay struct {
+	Discipline string  `json:"discipline"`
+	Slots      int     `json:"slots"` // 0: all
+	Mean       float64 `json:"mean"`  // wait, seconds
+	// Difference is measured less simulated, seconds, with its interval by batch means.
+	Difference  Measured `json:"difference"`
+	RMS         float64  `json:"rms"`         // of the difference, seconds
+	Correlation float64  `json:"correlation"` // of measured and simulated waits, −1 to 1; 0 if either does not vary
+}
+
+// File makes the result one that can be saved and compared. command is the command line.
+func (r *Result) File(command []string) (*results.File, error) {
+	f := results.New(results.KindQueue, command, r.cfg.params())
+	if err := f.SetBody(r); err != nil {
+		return nil, err
+	}
+	f.Warnings = append(f.Warnings, r.warnings...)
+	for _, p := range r.Points {
+		f.Add(results.Metric{
+			Name: fmt.Sprintf("wait/%s/%s/%s/%g", p.Source, p.metricDiscipline(), p.Service, p.Utilization), Unit: "s", Better: results.Lower,
+			Median: p.Wait.Measured, Low: p.WaitInterval.Low, High: p.WaitInterval.High,
+		})
+	}
+	if r.Crossover != nil {
+		for _, l := range r.Crossover.Laws {
+			name := strings.NewReplacer(", ", "+", " ", "_").Replace(l.Law)
+			f.Add(results.Metric{
+				Name: "crossover/" + name, Unit: "1", Better: results.Neither,
+				Median: l.Measured.Mean, Low: l.Measured.Low, High: l.Measured.High,
+			})
+		}
+	}
+	f.Finish(r.interrupted)
+	return f, nil
+}
+
+// metricDiscipline keeps a metric's name the same whichever order a measurement looks like.
+func (p Point) metricDiscipline() string {
+	if p.Source == SourceQUIC {
+		return "sender"
+	}
+	return p.Discipline
+}
+
+// Interrupted says that the run was cut short.
+func (r *Result) Interrupted() bool { return r.interrupted }
+
+// Warnings say what to know before believing the numbers. The caller owns the slice.
+func (r *Result) Warnings() []string { return append([]string(nil), r.warnings...) }
+
+func (r *Result) warn(format string, args ...any) {
+	r.warnings = append(r.warnings, fmt.Sprintf(format, args...))
+}
