@@ -88,6 +88,10 @@ var rules = []rule{
 		reason: "it reads an engine's exposition over HTTP and gives numbers; what they mean is the planner's",
 	},
 	{
+		pkg: "internal/doctor", own: append([]string{"proto/...", "internal/certs", "internal/engineload", "internal/daemon/..."}, domain...),
+		reason: "it checks what the daemon needs by the daemon's own means",
+	},
+	{
 		pkg: "internal/archtest", onlyOthers: none,
 		reason: "it holds tests only",
 	},
@@ -110,7 +114,7 @@ var rules = []rule{
 }
 
 // protoImporters are who may import the generated types directly.
-var protoImporters = []string{"internal/daemon/...", "bench/...", "cmd/...", "proto/..."}
+var protoImporters = []string{"internal/daemon/...", "internal/doctor", "bench/...", "cmd/...", "proto/..."}
 
 // clockNames are what the planner may not use of package time: they read or wait for a clock.
 var clockNames = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTimer", "NewTicker"}
