@@ -53,6 +53,9 @@ func (c Cause) String() string {
 	return causeNames[c]
 }
 
+// MarshalText is the name.
+func (c Cause) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
 // State says how much a snapshot or a GPU has to say. The zero value is [StateUnavailable].
 type State int
 
@@ -81,3 +84,6 @@ func (s State) String() string {
 	}
 	return fmt.Sprintf("state(%d)", int(s))
 }
+
+// MarshalText is the name.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }

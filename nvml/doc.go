@@ -31,9 +31,9 @@
 // # Limitations
 //
 // The binding needs Linux and cgo; without them Open returns a sampler whose snapshots are unavailable and say so. It must
-// not be linked with "-z now" (hardened builds: put -Wl,-z,lazy last in CGO_LDFLAGS): that binds the library's functions at
-// the start of the process and ends it on a host
-// without it. An open sampler keeps the driver's devices open, so the driver cannot be unloaded before Close; and after an
-// upgrade of the driver the process must be restarted, since it keeps the old library. A hung call cannot be ended: Close
-// gives it up.
+// not be linked with "-z now", as hardened builds are (put -Wl,-z,lazy last in CGO_LDFLAGS): that binds the library's
+// functions when the process starts, and ends it on a host without the library.
+//
+// An open sampler keeps the driver's devices open, so the driver cannot be unloaded before Close; and after an upgrade of
+// the driver the process must be restarted, since it keeps the old library. A hung call cannot be ended: Close gives it up.
 package nvml

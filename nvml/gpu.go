@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -81,8 +82,8 @@ type Clocks struct {
 type Health struct {
 	// Corrected and Uncorrected are ECC errors of memory since the driver loaded. Not supported while ECC is off.
 	Corrected, Uncorrected Reading[uint64]
-	// LastXid is the last Xid event since the library was initialised (a Xid of 0: there was none). It is missing where
-	// events cannot be listened to.
+	// LastXid is the last Xid event (a Xid of 0: there was none) since the sampler was opened, the driver was loaded, or the
+	// GPU came back from being lost. It is missing where events cannot be listened to.
 	LastXid Reading[Xid]
 	// Rows are DRAM rows that were remapped; GPUs before Ampere have Retired instead.
 	Rows Reading[Rows]
@@ -94,7 +95,7 @@ type Health struct {
 type Xid struct {
 	Code uint64    // 0: none so far
 	At   time.Time // when a pass found it; up to a period late
-	// Count is how many events there were since the library was initialised.
+	// Count is how many events there were in that time.
 	Count uint64
 }
 
@@ -200,7 +201,7 @@ func (g *GPU) judge() {
 		}
 	}
 	if xid, ok := g.Health.LastXid.Get(); ok && xid.Code != 0 && !slices.Contains(applicationXids, xid.Code) {
-		damage = append(damage, "a hardware or driver fault (Xid)")
+		damage = append(damage, fmt.Sprintf("a hardware or driver fault (Xid %d)", xid.Code))
 	}
 	if len(damage) > 0 {
 		g.State, g.Reason = StateDegraded, strings.Join(damage, ", ")

@@ -3,6 +3,7 @@
 package nvml
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -142,6 +143,11 @@ type nvmlDriver struct {
 
 	// For the sampler's life: whole GPUs that have been seen, by order of appearance, at most maxGPUs.
 	seen []GPU
+	// The same, by key: the last Xid, and who was lost in its last pass. A GPU that comes back from being lost, and every
+	// GPU when the driver went away, was reset, and begins anew; initialising the library again for another's sake does not
+	// clear a GPU's record.
+	xids    map[string]Xid
+	wasLost map[string]bool
 }
 
 // device is one whole GPU, from start to stop.
@@ -152,6 +158,9 @@ type device struct {
 	xid    Reading[Xid]
 }
 
+// key names the GPU, also after the library was initialised again.
+func (dev *device) key() string { return cmp.Or(dev.UUID, fmt.Sprintf("index %d", dev.Index)) }
+
 // inCall is a call in progress.
 type inCall struct {
 	f     fn
@@ -159,7 +168,9 @@ type inCall struct {
 }
 
 // newDriver returns the driver of this build; it has loaded nothing yet.
-func newDriver(path string) (driver, *failure) { return &nvmlDriver{path: path}, nil }
+func newDriver(path string) (driver, *failure) {
+	return &nvmlDriver{path: path, xids: map[string]Xid{}, wasLost: map[string]bool{}}, nil
+}
 
 func (d *nvmlDriver) busy() string {
 	c := d.current.Load()
@@ -278,8 +289,8 @@ func (d *nvmlDriver) xid(event nvml.EventData) {
 			match = uuid != "" && uuid == dev.UUID
 		}
 		if match {
-			last, _ := dev.xid.Get()
-			dev.xid = Available(Xid{Code: event.EventData, At: time.Now(), Count: last.Count + 1})
+			last := Xid{Code: event.EventData, At: time.Now(), Count: d.xids[dev.key()].Count + 1}
+			dev.xid, d.xids[dev.key()] = Available(last), last
 			return
 		}
 	}
@@ -303,5 +314,5 @@ func (d *nvmlDriver) register(dev *device) {
 	}
 	dev.xid = ask(d, dev, fnRegister, func() (struct{}, nvml.Return) {
 		return struct{}{}, dev.handle.RegisterEvents(nvml.EventTypeXidCriticalError, d.events)
-	}, func(struct{}) Reading[Xid] { d.registered++; return Available(Xid{}) })
+	}, func(struct{}) Reading[Xid] { d.registered++; return Available(d.xids[dev.key()]) })
 }

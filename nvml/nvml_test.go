@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"encoding/json"
 	"errors"
 	"math/bits"
 	"strings"
@@ -114,6 +115,29 @@ func TestReading(t *testing.T) {
 				t.Errorf("state %v", tc.r.State())
 			}
 		})
+	}
+}
+
+func TestReadingInJSON(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		v    any
+		want string
+	}{
+		{Available[uint64](0), `0`},
+		{Available(ThrottleIdle | ThrottleSoftwarePower), `["idle","software_power"]`},
+		{Available(Throttle(0)), `[]`},
+		{Missing[uint64](CauseNotSupported, "no ECC"), `{"unavailable":"not_supported","reason":"no ECC"}`},
+		{Reading[[]Process]{}, `{"unavailable":"not_sampled","reason":"not sampled"}`},
+		{struct {
+			S State
+			C Cause
+		}{StateLost, CauseHung}, `{"S":"lost","C":"hung"}`},
+	} {
+		got, err := json.Marshal(tc.v)
+		if err != nil || string(got) != tc.want {
+			t.Errorf("%s, %v, want %s", got, err, tc.want)
+		}
 	}
 }
 
@@ -265,8 +289,12 @@ func TestJudge(t *testing.T) {
 		{"nothing known", Health{}, StateAvailable, ""},
 		{"well", Health{Uncorrected: Available[uint64](0), Corrected: Available[uint64](9), LastXid: Available(Xid{}), Rows: Available(Rows{Corrected: 2, Uncorrected: 1})}, StateAvailable, ""},
 		{"a program's fault", Health{LastXid: Available(Xid{Code: 31, Count: 1})}, StateAvailable, ""},
-		{"damage", Health{Uncorrected: Available[uint64](1), LastXid: Available(Xid{Code: 79}), Rows: Available(Rows{Pending: true, Failed: true})}, StateDegraded,
-			"uncorrected ECC errors, a row remapping failed, a row remapping waits for a reset, a hardware or driver fault (Xid)"},
+		{
+			"damage",
+			Health{Uncorrected: Available[uint64](1), LastXid: Available(Xid{Code: 79}), Rows: Available(Rows{Pending: true, Failed: true})},
+			StateDegraded,
+			"uncorrected ECC errors, a row remapping failed, a row remapping waits for a reset, a hardware or driver fault (Xid 79)",
+		},
 	} {
 		g := GPU{Health: tc.h}
 		g.judge()
@@ -280,8 +308,7 @@ func TestJudge(t *testing.T) {
 func TestBareCoversEveryReading(t *testing.T) {
 	t.Parallel()
 	missing := 0
-	var walk func(p cmp.Path) bool
-	walk = func(p cmp.Path) bool {
+	walk := func(p cmp.Path) bool {
 		f, ok := p.Last().(cmp.StructField)
 		if ok && f.Name() == "cause" {
 			x, _ := f.Values()

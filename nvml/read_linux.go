@@ -20,6 +20,15 @@ const (
 
 // read makes one pass.
 func (d *nvmlDriver) read() (Snapshot, *failure) {
+	snap, f := d.pass()
+	if f != nil && f.cause == CauseNoDriver {
+		clear(d.xids)
+		clear(d.wasLost)
+	}
+	return snap, f
+}
+
+func (d *nvmlDriver) pass() (Snapshot, *failure) {
 	var count int
 	ret := d.call(fnCount, -1, func() (ret nvml.Return) { count, ret = d.lib.DeviceGetCount(); return ret })
 	if ret != nvml.SUCCESS {
@@ -134,11 +143,10 @@ func (d *nvmlDriver) at(i int) (*device, GPU) {
 	handle := ask(d, dev, fnHandle, func() (nvml.Device, nvml.Return) { return d.lib.DeviceGetHandleByIndex(i) }, Available)
 	h, ok := handle.Get()
 	if !ok {
-		state := StateUnavailable
 		if dev.lost != nil {
-			state = StateLost
+			return nil, d.lostNow(dev)
 		}
-		return nil, dev.bare(state, handle.Cause(), handle.Reason())
+		return nil, dev.bare(StateUnavailable, handle.Cause(), handle.Reason())
 	}
 	first := dev.handle == nil
 	dev.handle = h
@@ -191,7 +199,15 @@ func (d *nvmlDriver) readGPU(i int) []GPU {
 	g.Processes = d.processes(dev, h)
 	instances := d.instances(dev, &g)
 	if dev.lost != nil {
-		return []GPU{g.lostFor(dev.lost)}
+		return []GPU{d.lostNow(dev)}
+	}
+	if d.wasLost[dev.key()] {
+		delete(d.wasLost, dev.key())
+		delete(d.xids, dev.key())
+		if _, ok := dev.xid.Get(); ok {
+			dev.xid = Available(Xid{})
+		}
+		g.Health.LastXid = dev.xid
 	}
 	g.judge()
 	g.eachReading(func(fill func(Cause, string)) {
@@ -207,9 +223,14 @@ func natural(n int) Reading[uint64] {
 	return Available(uint64(n))
 }
 
-// lostFor drops what was read before the GPU was lost in the middle of a pass.
-func (g GPU) lostFor(f *failure) GPU {
-	return g.bare(StateLost, f.cause, f.reason)
+// lostNow is the entry of a GPU that this pass has found lost: what was read before is dropped.
+func (d *nvmlDriver) lostNow(dev *device) GPU {
+	d.wasLost[dev.key()] = true
+	reason := dev.lost.reason
+	if xid, ok := dev.xid.Get(); ok && xid.Code != 0 {
+		reason += fmt.Sprintf("; its last Xid was %d", xid.Code)
+	}
+	return dev.bare(StateLost, dev.lost.cause, reason)
 }
 
 func (d *nvmlDriver) utilization(dev *device) Utilization {

@@ -1,6 +1,9 @@
 package nvml
 
-import "fmt"
+import (
+	"encoding/json"
+	"fmt"
+)
 
 // Reading is one value or the reason why there is none. The zero value is unavailable: "not sampled". It is plain and may be
 // copied.
@@ -48,6 +51,17 @@ func (r Reading[T]) String() string {
 		return fmt.Sprint(v)
 	}
 	return "unavailable: " + r.Reason()
+}
+
+// MarshalJSON is the value, or {"unavailable": cause, "reason": text}: never a zero, and never null.
+func (r Reading[T]) MarshalJSON() ([]byte, error) {
+	if v, ok := r.Get(); ok {
+		return json.Marshal(v)
+	}
+	return json.Marshal(struct {
+		Unavailable Cause  `json:"unavailable"`
+		Reason      string `json:"reason"`
+	}{r.Cause(), r.Reason()})
 }
 
 // missingAs returns a reading that is missing for the reason for which r is.

@@ -3,6 +3,7 @@ package nvml
 import (
 	"context"
 	"fmt"
+	"runtime/pprof"
 	"sync"
 	"time"
 )
@@ -51,7 +52,7 @@ func start(cfg Config, d driver) *sampler {
 	s.mu.latest = Snapshot{State: StateUnavailable, Cause: CauseNotSampled, Reason: "the first pass has not ended"}
 	s.begin()
 	// Ends with Close, or never when the driver hangs for good, which is why nothing waits for it without a limit.
-	go s.run()
+	go pprof.Do(context.Background(), pprof.Labels("goroutine", "nvml sampler"), func(context.Context) { s.run() })
 	timer := time.NewTimer(openWait)
 	defer timer.Stop()
 	select {

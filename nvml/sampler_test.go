@@ -93,7 +93,11 @@ func TestSamplesOnceAPeriod(t *testing.T) {
 			t.Error(err)
 		}
 		want := []fakeCall{
-			{"start", 0}, {"read", 0}, {"read", time.Second}, {"read", 2 * time.Second}, {"read", 3 * time.Second},
+			{"start", 0},
+			{"read", 0},
+			{"read", time.Second},
+			{"read", 2 * time.Second},
+			{"read", 3 * time.Second},
 			{"stop", 3*time.Second + 250*time.Millisecond},
 		}
 		if diff := cmp.Diff(want, f.log()); diff != "" {
@@ -210,6 +214,26 @@ func TestCloseDoesNotWaitForAHungCall(t *testing.T) {
 	}
 }
 
+func TestCloseWithoutATimeOutWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		f.onRead = func(int) (Snapshot, *failure) { time.Sleep(time.Hour); return oneGPU(), nil }
+		s := start(Config{Timeout: -1}.withDefaults(), f)
+		at := time.Now()
+		time.Sleep(30 * time.Minute)
+		if got := mustSample(t, s); got.State != StateUnavailable || got.Cause != CauseNotSampled {
+			t.Errorf("%+v", got)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if got := time.Since(at); got != time.Hour-openWait {
+			t.Errorf("closed after %v", got)
+		}
+	})
+}
+
 func TestOpenWaitsForTheFirstPassForTwoSeconds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -307,9 +331,17 @@ func TestDriverThatWentAwayIsStartedAgain(t *testing.T) {
 			t.Error(err)
 		}
 		want := []fakeCall{
-			{"start", 0}, {"read", 0}, {"read", time.Second}, {"stop", time.Second},
-			{"start", 2 * time.Second}, {"read", 2 * time.Second}, {"read", 3 * time.Second}, {"stop", 3 * time.Second},
-			{"start", 4 * time.Second}, {"read", 4 * time.Second}, {"stop", 4 * time.Second},
+			{"start", 0},
+			{"read", 0},
+			{"read", time.Second},
+			{"stop", time.Second},
+			{"start", 2 * time.Second},
+			{"read", 2 * time.Second},
+			{"read", 3 * time.Second},
+			{"stop", 3 * time.Second},
+			{"start", 4 * time.Second},
+			{"read", 4 * time.Second},
+			{"stop", 4 * time.Second},
 		}
 		if diff := cmp.Diff(want, f.log()); diff != "" {
 			t.Errorf("calls (-want +got):\n%s", diff)

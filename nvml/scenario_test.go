@@ -461,8 +461,21 @@ func scenarioXid(t *testing.T, s *stub) {
 	}
 	s.set(t, map[string]int64{"event_gpu": 0, "event_code": 79, "events": 4})
 	snap = until(t, sampler, "a hardware fault", func(snap Snapshot) bool { return last(snap, 0).Code == 79 })
-	if g := snap.GPUs[0]; g.State != StateDegraded || !strings.Contains(g.Reason, "Xid") || snap.GPUs[1].State != StateAvailable {
+	if g := snap.GPUs[0]; g.State != StateDegraded || !strings.Contains(g.Reason, "Xid 79") || snap.GPUs[1].State != StateAvailable {
 		t.Errorf("%v %q, the other %v", g.State, g.Reason, snap.GPUs[1].State)
+	}
+	s.set(t, map[string]int64{"nvmlDeviceGetPowerUsage.0": 15})
+	snap = until(t, sampler, "lost", func(snap Snapshot) bool { return snap.GPUs[0].State == StateLost })
+	if got, want := snap.GPUs[0].Reason, "nvmlDeviceGetPowerUsage: the GPU is lost (code 15); its last Xid was 79"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	// The library is initialised again for it. It begins anew, and the record of the other stays.
+	inits := s.calls(t, "nvmlInit_v2")
+	until(t, sampler, "looked for", func(Snapshot) bool { return s.calls(t, "nvmlInit_v2") > inits+1 })
+	s.unset(t, "nvmlDeviceGetPowerUsage.0")
+	snap = until(t, sampler, "well again", func(snap Snapshot) bool { return snap.GPUs[0].State == StateAvailable })
+	if last(snap, 0) != (Xid{}) || last(snap, 1).Count != 3 || last(snap, 1).Code != 31 {
+		t.Errorf("after a reset: %+v; the other: %+v", last(snap, 0), last(snap, 1))
 	}
 	// Events of other types do not count; more than one pass takes come with the next.
 	s.set(t, map[string]int64{"event_type": 16, "events": 5})
@@ -470,6 +483,13 @@ func scenarioXid(t *testing.T, s *stub) {
 	snap = until(t, sampler, "many events", func(snap Snapshot) bool { return last(snap, 1).Count >= 3+2*maxEvents })
 	if x := last(snap, 1); x.Code != 43 || x.Count > 4+2*maxEvents {
 		t.Errorf("%+v", x)
+	}
+	s.set(t, map[string]int64{"down": 1})
+	until(t, sampler, "down", func(snap Snapshot) bool { return snap.State == StateUnavailable })
+	s.unset(t, "down")
+	snap = until(t, sampler, "up", available)
+	if x, ok := snap.GPUs[1].Health.LastXid.Get(); !ok || x != (Xid{}) {
+		t.Errorf("after a restart of the driver: %+v, %v", x, ok)
 	}
 }
 

@@ -89,7 +89,7 @@ func (s *stub) open(t *testing.T) Sampler {
 }
 
 func (s *stub) config() Config {
-	return Config{Period: minPeriod, Timeout: 2 * time.Second, RetryMax: 40 * time.Millisecond, Library: s.library}
+	return Config{Period: minPeriod, Timeout: 20 * time.Second, RetryMax: 40 * time.Millisecond, Library: s.library}
 }
 
 // until samples until the snapshot is as wanted.
@@ -97,7 +97,7 @@ func until(t *testing.T, s Sampler, what string, ok func(Snapshot) bool) Snapsho
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(10 * time.Second); ; <-tick.C {
+	for deadline := time.Now().Add(30 * time.Second); ; <-tick.C {
 		snap := mustSample(t, s)
 		if ok(snap) {
 			return snap
@@ -156,7 +156,7 @@ func (l libraries) link(t *testing.T, hidden []string) string {
 func child(t *testing.T, name, library string, hidden []string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestScenarioChild$", "-test.count=1", "-test.timeout=60s", "-test.v")
-	cmd.Env = append(os.Environ(),
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"),
 		envScenario+"="+name, envLibrary+"="+library,
 		envControl+"="+filepath.Join(t.TempDir(), "control"), envHidden+"="+strings.Join(hidden, ","))
 	out, err := cmd.CombinedOutput()

@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/bits"
 	"strings"
@@ -75,4 +76,12 @@ func (t Throttle) String() string {
 		return "none"
 	}
 	return strings.Join(names, "|")
+}
+
+// MarshalJSON is the list of names.
+func (t Throttle) MarshalJSON() ([]byte, error) {
+	if names := t.Names(); names != nil {
+		return json.Marshal(names)
+	}
+	return []byte("[]"), nil
 }
