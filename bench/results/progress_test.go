@@ -15,11 +15,11 @@ func TestProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b bytes.Buffer
 		p := OpenProgress(&b)
-		time.Sleep(3 * time.Second) // no stage: nothing to say
+		time.Sleep(2500 * time.Millisecond) // no stage: nothing to say
 		p.Stage("fetch", 10)
 		for range 10 {
 			p.Add(1)
-			time.Sleep(1100 * time.Millisecond)
+			time.Sleep(1070 * time.Millisecond)
 		}
 		p.Say("fetch %s", "done\n")
 		p.Stage("search", 0)
@@ -33,14 +33,13 @@ func TestProgress(t *testing.T) {
 		p.Say("too late")
 		p.Stage("too late", 1)
 		want := []string{
-			"fetch 10 %, about 9s left, 4s so far",
-			"fetch 30 %, about 7s left, 6s so far",
-			"fetch 50 %, about 5s left, 8s so far",
-			"fetch 70 %, about 3s left, 10s so far",
-			"fetch 90 %, about 1s left, 12s so far",
-			"fetch 100 %, 14s so far",
+			"fetch 20 %, about 6s left, 4s so far",
+			"fetch 40 %, about 6s left, 6s so far",
+			"fetch 60 %, about 4s left, 8s so far",
+			"fetch 80 %, about 2s left, 10s so far",
+			"fetch 90 %, about 2s left, 12s so far",
 			"fetch done ",
-			"search, 16s so far",
+			"search, 14s so far",
 			"",
 		}
 		if d := cmp.Diff(want, strings.Split(b.String(), "\n")); d != "" {
