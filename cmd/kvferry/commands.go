@@ -14,6 +14,7 @@ func (a *app) commands() []*cobra.Command {
 		a.newCerts(),
 		a.newDemo(),
 		a.newBench(),
+		a.newDoctor(),
 		a.newRefengine(),
 		a.newVersion(),
 	}
