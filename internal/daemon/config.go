@@ -212,8 +212,11 @@ func (c Config) Validate() error {
 		field string
 		value time.Duration
 	}{
-		{"link.connect_timeout", c.Link.ConnectTimeout}, {"link.progress_timeout", c.Link.ProgressTimeout},
-		{"migration.deadline", c.Migration.Deadline}, {"migration.lease_ttl", c.Migration.LeaseTTL}, {"migration.call_timeout", c.Migration.CallTimeout},
+		{"link.connect_timeout", c.Link.ConnectTimeout},
+		{"link.progress_timeout", c.Link.ProgressTimeout},
+		{"migration.deadline", c.Migration.Deadline},
+		{"migration.lease_ttl", c.Migration.LeaseTTL},
+		{"migration.call_timeout", c.Migration.CallTimeout},
 	} {
 		check(d.value > 0 && d.value <= 24*time.Hour, d.field, d.value, "above 0 and at most 24h, for example 10s")
 	}
@@ -258,10 +261,18 @@ func isHostPort(s string) bool {
 // Override returns c with the string fields that over sets: what flags give on top of a file.
 func (c Config) Override(over Config) Config {
 	for _, f := range []struct{ dst, src *string }{
-		{&c.Node.ID, &over.Node.ID}, {&c.Node.Region, &over.Node.Region},
-		{&c.Listen.Unix, &over.Listen.Unix}, {&c.Listen.GRPC, &over.Listen.GRPC}, {&c.Listen.QUIC, &over.Listen.QUIC}, {&c.Listen.Admin, &over.Listen.Admin},
-		{&c.TLS.CA, &over.TLS.CA}, {&c.TLS.Cert, &over.TLS.Cert}, {&c.TLS.Key, &over.TLS.Key},
-		{&c.StateDir, &over.StateDir}, {&c.Arena.Dir, &over.Arena.Dir}, {&c.LogLevel, &over.LogLevel},
+		{&c.Node.ID, &over.Node.ID},
+		{&c.Node.Region, &over.Node.Region},
+		{&c.Listen.Unix, &over.Listen.Unix},
+		{&c.Listen.GRPC, &over.Listen.GRPC},
+		{&c.Listen.QUIC, &over.Listen.QUIC},
+		{&c.Listen.Admin, &over.Listen.Admin},
+		{&c.TLS.CA, &over.TLS.CA},
+		{&c.TLS.Cert, &over.TLS.Cert},
+		{&c.TLS.Key, &over.TLS.Key},
+		{&c.StateDir, &over.StateDir},
+		{&c.Arena.Dir, &over.Arena.Dir},
+		{&c.LogLevel, &over.LogLevel},
 	} {
 		if *f.src != "" {
 			*f.dst = *f.src

@@ -14,4 +14,11 @@
 // # Limitations
 //
 // One node a region, peer directory, fetch, recompute and redirect. Hybrid and background are refused by name.
+//
+// An offer and a hand-over answer are one control message of 1 MiB: about 20,000 blocks of 32-byte keys, or 13,000 of
+// 64-byte keys. A longer session is refused with MODE_UNAVAILABLE.
+//
+// A hand-over whose answer was lost and whose destination does not migrate again leaves the session recorded at a node
+// that does not know it: a third node is told SESSION_NOT_FOUND until the recorded owner migrates it, or somebody takes
+// it over.
 package daemon
