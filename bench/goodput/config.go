@@ -39,6 +39,8 @@ type Config struct {
 	Seed uint64
 	// Progress is told about every 100 ms of the running transfer, and at each end of one, from one goroutine at a time.
 	Progress func(Progress)
+
+	virtual bool // time is not real: processor time means nothing
 }
 
 // Progress says where a run stands.

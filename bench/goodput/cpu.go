@@ -53,9 +53,9 @@ type cpuMeter struct {
 const profilePeriod = 10 * time.Millisecond
 
 // startCPU starts a span; stop is owed. Spans must not overlap.
-func startCPU() *cpuMeter {
+func startCPU(profile bool) *cpuMeter {
 	m := &cpuMeter{}
-	m.profiling = pprof.StartCPUProfile(&m.buf) == nil // an error says that someone else uses the profiler
+	m.profiling = profile && pprof.StartCPUProfile(&m.buf) == nil // an error says that someone else uses the profiler
 	m.began = processCPU()
 	return m
 }

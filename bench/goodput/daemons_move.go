@@ -96,6 +96,10 @@ func (f *ferry) counters(ctx context.Context, m *Measure, before *pb.LinkStatus)
 func (f *ferry) moveGroup(ctx context.Context, m *Measure, run, stage string, n int, windows *windowed) error {
 	keys := f.keysOf(n, run)
 	if err := f.source.write(ctx, keys); err != nil {
+		if ctx.Err() != nil {
+			m.Complete = false
+			return nil
+		}
 		return fmt.Errorf("write %d blocks at the source: %w", n, err)
 	}
 	cpu := [2]float64{f.source.proc.cpu(), f.destination.proc.cpu()}

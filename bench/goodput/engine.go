@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
@@ -51,9 +54,9 @@ func (e *engine) register(ctx context.Context, page, pages, slots int) error {
 
 // write fills and commits blocks.
 func (e *engine) write(ctx context.Context, keys [][]byte) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
-	got, err := e.client.ReserveBlocks(ctx, &pb.ReserveBlocksRequest{EngineId: e.id, Tenant: tenant, Keys: keys})
+	got, err := e.reserve(ctx, keys)
 	if err != nil {
 		return err
 	}
@@ -79,6 +82,22 @@ func (e *engine) write(ctx context.Context, keys [][]byte) error {
 		}
 	}
 	return nil
+}
+
+// How long the source may hold the blocks of a migration that has ended: it is told at once, and else waits for its lease to end.
+const (
+	leaseTimeout = 60 * time.Second
+	leaseLook    = 20 * time.Millisecond
+)
+
+// reserve takes slots. While all of them are leased by the migration before, it waits.
+func (e *engine) reserve(ctx context.Context, keys [][]byte) (*pb.ReserveBlocksResponse, error) {
+	for {
+		got, err := e.client.ReserveBlocks(ctx, &pb.ReserveBlocksRequest{EngineId: e.id, Tenant: tenant, Keys: keys})
+		if err == nil || status.Code(err) != codes.ResourceExhausted || !pause(ctx, leaseLook) {
+			return got, err
+		}
+	}
 }
 
 // verify compares landed blocks with what was written; nothing when the arena is not on this host.

@@ -70,7 +70,7 @@ func (p *pair) transferOnce(ctx context.Context, cutFor time.Duration, tell func
 	defer func() { _ = x.Release() }() // always nil
 
 	before, wire := p.sending(), p.rig.net.Stats(p.source, p.destination)
-	lag, cpu := startLag(), startCPU()
+	lag, cpu := startLag(), startCPU(!p.rig.cfg.virtual)
 	asEnd(ctx, endDestination, func(ctx context.Context) { err = x.Post(context.WithoutCancel(ctx)) }) // a cancelled one would have nothing to report
 	var samples []int64
 	if err == nil {
@@ -91,7 +91,9 @@ func (p *pair) transferOnce(ctx context.Context, cutFor time.Duration, tell func
 	m.account(before, p.sending())
 	after := p.rig.net.Stats(p.source, p.destination)
 	m.drops = dropCount{after.DroppedLoss - wire.DroppedLoss, after.DroppedQueue - wire.DroppedQueue, after.DroppedReceiver - wire.DroppedReceiver}
-	m.share = m.cpu.total / max(m.Seconds, 1e-9) / float64(processors())
+	if !p.rig.cfg.virtual {
+		m.share = m.cpu.total / max(m.Seconds, 1e-9) / float64(processors())
+	}
 	if m.Complete && p.rig.damaged() {
 		return nil, errors.New("BUG: the transfer is complete, the bytes differ")
 	}

@@ -41,7 +41,7 @@ func (r *Result) File(command []string) (*results.File, error) {
 		o.metrics(f, name)
 		for _, w := range o.Warnings {
 			if len(r.Configurations) > 1 {
-				w = fmt.Sprintf("%d stripes: %s", o.Stripes, w)
+				w = count(o.Stripes) + ": " + w
 			}
 			f.Warn("%s", w)
 		}
@@ -88,7 +88,7 @@ func (o *Outcome) metrics(f *results.File, suffix string) {
 func (r *Result) Tables() []*results.Table {
 	known := &results.Table{
 		Columns: []results.Column{{Name: "Stripes"}, {Name: "Block Size (B)"}, {Name: "Batch Size"}, {Name: "B/W (GB/Sec)"}, {Name: "Avg Lat. (us)"}, {Name: "P99 Lat. (us)"}},
-		Notes:   []string{"Batch Size: blocks a transfer; Lat.: of a chunk, from the source's queue to verified at the destination\n"},
+		Notes:   []string{"Batch Size: blocks a transfer; Lat.: of a chunk, from the source's queue to verified at the destination"},
 	}
 	ours := &results.Table{
 		Columns: []results.Column{
@@ -114,7 +114,7 @@ func (r *Result) Tables() []*results.Table {
 			o.stripes(), o.GoodputBps, o.spread(), text(o.LinkShare, "%.3f"), seconds(o.RampSeconds), rtt, text(o.Loss, "%.2g"), text(o.RetransmittedPackets, "%.0f"),
 			text(o.CPU.Source, "%.2f"), text(o.CPU.Destination, "%.2f"), resume, o.LimitedBy,
 		)
-		ours.Notes = append(ours.Notes, fmt.Sprintf("%s stripes, limit %s: %s", o.stripes(), o.LimitedBy, o.Why))
+		ours.Notes = append(ours.Notes, fmt.Sprintf("%s, limit %s: %s", count(o.Stripes), o.LimitedBy, o.Why))
 	}
 	return []*results.Table{known, ours}
 }

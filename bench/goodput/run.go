@@ -13,6 +13,14 @@ import (
 // processors is how many this process may use at once.
 func processors() int { return min(runtime.GOMAXPROCS(0), runtime.NumCPU()) }
 
+// count is so many stripes.
+func count(stripes int) string {
+	if stripes == 1 {
+		return "1 stripe"
+	}
+	return fmt.Sprintf("%d stripes", stripes)
+}
+
 // Run measures Config's configurations over the in-memory link, in turns. When ctx ends it returns what it has, with
 // Interrupted set and no error. Errors: Config.Validate's, and those of package transfer.
 func Run(ctx context.Context, cfg Config) (_ *Result, err error) {
@@ -60,7 +68,7 @@ type series struct {
 func (b *bench) run(ctx context.Context) error {
 	for i := range b.cfg.Warmup {
 		for j, s := range b.series {
-			m, err := b.one(ctx, j, 0, fmt.Sprintf("%d stripes, warm-up", s.stripes))
+			m, err := b.one(ctx, j, 0, count(s.stripes)+", warm-up")
 			if err != nil {
 				return err
 			}
@@ -72,7 +80,7 @@ func (b *bench) run(ctx context.Context) error {
 	for i := range b.cfg.Repeats {
 		for k := range b.series {
 			j := (k + i) % len(b.series) // so that none is always the first after a pause
-			m, err := b.one(ctx, j, 0, fmt.Sprintf("%d stripes, repeat %d of %d", b.series[j].stripes, i+1, b.cfg.Repeats))
+			m, err := b.one(ctx, j, 0, fmt.Sprintf("%s, repeat %d of %d", count(b.series[j].stripes), i+1, b.cfg.Repeats))
 			if err != nil {
 				return err
 			}
@@ -87,7 +95,7 @@ func (b *bench) run(ctx context.Context) error {
 		return nil
 	}
 	for j, s := range b.series {
-		m, err := b.one(ctx, j, b.cfg.CutFor, fmt.Sprintf("%d stripes, link cut for %v", s.stripes, b.cfg.CutFor))
+		m, err := b.one(ctx, j, b.cfg.CutFor, fmt.Sprintf("%s, link cut for %v", count(s.stripes), b.cfg.CutFor))
 		if err != nil {
 			return err
 		}

@@ -98,7 +98,10 @@ func (b *benchFlags) print(f *results.File, tables []*results.Table) error {
 	if b.a.output == outputJSON {
 		return f.WriteFlat(b.a.stdout)
 	}
-	for _, t := range tables {
+	for i, t := range tables {
+		if i > 0 {
+			_, _ = io.WriteString(b.a.stdout, "\n")
+		}
 		if err := t.Write(b.a.stdout); err != nil {
 			return err
 		}

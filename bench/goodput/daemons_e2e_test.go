@@ -1,0 +1,124 @@
+//go:build e2e
+
+package goodput
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvferry/kvferry/bench/demo"
+	"github.com/kvferry/kvferry/bench/refengine"
+	"github.com/kvferry/kvferry/bench/wan"
+)
+
+// fleet is two kvferryd processes joined by a relay of 200 Mbit/s and 20 ms.
+func fleet(t *testing.T) *demo.Fleet {
+	t.Helper()
+	dir := t.TempDir()
+	build := exec.Command("go", "build", "-o", dir, "../../cmd/...")
+	build.Stderr = os.Stderr
+	if err := build.Run(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := demo.Start(t.Context(), demo.Config{
+		Shape: refengine.ModelConfig{Layers: 2, Hidden: 32, KVHeads: 2, HeadDim: 16, FFN: 64, Vocab: 64, MaxTokens: 256},
+		WAN:   wan.Model{RTT: 20 * time.Millisecond, Rate: 200e6}, Prefix: 32, Turns: 1,
+		Kvferryd: filepath.Join(dir, "kvferryd"), Kvferry: filepath.Join(dir, "kvferry"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return f
+}
+
+func socket(r *demo.Region) string { return strings.TrimPrefix(r.Addr(), "unix://") }
+
+func TestDaemons(t *testing.T) {
+	f := fleet(t)
+	cfg := DaemonsConfig{
+		SourceSocket: socket(f.East), DestinationSocket: socket(f.West), Bytes: 16 << 20, PagesPerBlock: 16, Repeats: 2, LinkRate: 200e6, ArenaBytes: 8 << 20, Seed: 3,
+	}
+	t.Run("groups", func(t *testing.T) { // 8 MiB arenas hold half of it
+		res, err := RunDaemons(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := res.Best()
+		if o == nil || len(o.Runs) != 2 || o.Cold == nil || o.Bytes != 16<<20 || o.Blocks != 16 || o.Stripes != 4 {
+			t.Fatalf("outcome %+v", o)
+		}
+		if len(res.Warnings) != 0 {
+			t.Errorf("warnings %v: bytes were not compared?", res.Warnings)
+		}
+		for _, m := range o.Runs {
+			if m.Bytes != o.Bytes || math.Abs(m.GoodputBps-float64(m.Bytes)*8/m.Seconds) > 1 {
+				t.Errorf("run %+v", m)
+			}
+		}
+		if o.LinkShare == nil || *o.LinkShare > 1 || *o.LinkShare <= 0.05 {
+			t.Errorf("link share %v", text(o.LinkShare, "%v"))
+		}
+		if o.RTT == nil || o.RTT.Min < 0.019 || o.CPU.Source == nil || o.CPU.Destination == nil || *o.CPU.Source <= 0 {
+			t.Errorf("rtt %v, cpu %+v", o.RTT, o.CPU)
+		}
+		checkFile(t, res)
+		t.Logf("goodput %.0f, cpu %s %s, loss %s", o.GoodputBps, text(o.CPU.Source, "%.2f"), text(o.CPU.Destination, "%.2f"), text(o.Loss, "%.2g"))
+	})
+	t.Run("max rate", func(t *testing.T) {
+		c := cfg
+		c.MaxRate, c.Bytes, c.Repeats, c.Warmup = 20e6, 6<<20, 1, -1
+		res, err := RunDaemons(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o := res.Best(); o.GoodputBps > 20e6 || o.LimitedBy == LimitMaxRate != (o.GoodputBps >= 16e6) {
+			t.Errorf("goodput %.0f with a bound of 20e6, limit %s", o.GoodputBps, o.LimitedBy)
+		}
+	})
+	t.Run("interrupted", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		c := cfg
+		c.Warmup, c.Progress = -1, func(p Progress) {
+			if p.Done > 0 {
+				cancel()
+			}
+		}
+		res, err := RunDaemons(ctx, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !res.Interrupted {
+			t.Errorf("not interrupted: %+v", res)
+		}
+	})
+	t.Run("wrong node", func(t *testing.T) {
+		c := cfg
+		c.SourceNode = "nobody"
+		if _, err := RunDaemons(t.Context(), c); !isNode(err) {
+			t.Errorf("error %v", err)
+		}
+		c = cfg
+		c.DestinationSocket = filepath.Join(filepath.Dir(c.SourceSocket), ".", "east.sock")
+		if _, err := RunDaemons(t.Context(), c); err == nil {
+			t.Error("the same daemon twice was taken")
+		}
+	})
+}
+
+func isNode(err error) bool {
+	_, ok := errors.AsType[*NodeError](err)
+	return ok
+}
