@@ -341,6 +341,18 @@ func scenarioInit(t *testing.T, s *stub) {
 		until(t, sampler, cause.String(), func(snap Snapshot) bool { return snap.State == StateUnavailable && snap.Cause == cause })
 	}
 	s.unset(t, "nvmlDeviceGetCount_v2")
+	// So is a driver that goes away in the middle of a pass.
+	for _, call := range []string{"nvmlDeviceGetPowerUsage", "nvmlEventSetWait_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetMigMode"} {
+		for _, code := range []int64{1, 9} {
+			until(t, sampler, "available", available)
+			s.set(t, map[string]int64{call: code})
+			snap := until(t, sampler, call+" fails", func(snap Snapshot) bool { return snap.State == StateUnavailable && snap.Cause == CauseNoDriver })
+			if !strings.HasPrefix(call, snap.Reason[:strings.IndexByte(snap.Reason, ':')]) || len(snap.GPUs) != 0 {
+				t.Errorf("%s: %+v", call, snap)
+			}
+			s.unset(t, call)
+		}
+	}
 	s.set(t, map[string]int64{"gpus": 1 << 20})
 	until(t, sampler, "too many", func(snap Snapshot) bool { return snap.Cause == CauseInvalid })
 	if err := sampler.Close(); err != nil {
