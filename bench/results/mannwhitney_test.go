@@ -63,9 +63,9 @@ func TestMannWhitneyBrute(t *testing.T) {
 // TestMannWhitneyApproximation compares the two ways where both are good.
 func TestMannWhitneyApproximation(t *testing.T) {
 	r := rng(8)
-	for round := range 40 {
-		shift := float64(round) / 40
-		a, b := make([]float64, 38), make([]float64, 42)
+	for round := range 10 {
+		shift := float64(round) / 10
+		a, b := make([]float64, 24), make([]float64, 26)
 		for i := range a {
 			a[i] = math.Round(8*r.NormFloat64()) / 8
 		}
@@ -74,7 +74,7 @@ func TestMannWhitneyApproximation(t *testing.T) {
 		}
 		ranks, sum := midranks(a, b)
 		exact, approx := exactRankP(ranks, len(a), sum), normalRankP(ranks, len(a), sum)
-		if math.Abs(exact-approx) > 0.003 {
+		if math.Abs(exact-approx) > 0.005 {
 			t.Errorf("shift %v: counted %v, approximated %v", shift, exact, approx)
 		}
 	}
@@ -114,8 +114,8 @@ func TestPairInterval(t *testing.T) {
 }
 
 func TestPairRankLarge(t *testing.T) {
-	k, _ := pairRank(40, 40, 0.95) // counted
-	mean, sd := 800.0, math.Sqrt(40*40*81/12.0)
+	k, _ := pairRank(25, 25, 0.95) // counted
+	mean, sd := 25*25/2.0, math.Sqrt(25*25*51/12.0)
 	if approx := int(mean - 1.959964*sd - 0.5); k < approx-2 || k > approx+2 {
 		t.Errorf("rank is %d, about %d by the normal approximation", k, approx)
 	}

@@ -46,7 +46,7 @@ func exactCoverage(n, k int) float64 {
 
 func TestMedianIntervalRanks(t *testing.T) {
 	for _, level := range []float64{0.5, 0.9, 0.95, 0.99} {
-		for n := 1; n <= 200; n++ {
+		for _, n := range []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 15, 20, 21, 33, 64, 101, 200} {
 			x := make([]float64, n)
 			for i := range x {
 				x[i] = float64(n - i) // 1..n, descending
