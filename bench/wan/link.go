@@ -11,7 +11,7 @@ import (
 )
 
 // LinkStats counts what one directed link has done since it was opened.
-// Bytes include Overhead.
+// Bytes are those of IP packets: they include Overhead.
 type LinkStats struct {
 	Packets         int64 // accepted into the bottleneck
 	Bytes           int64 // of those packets
@@ -71,6 +71,7 @@ type packet struct {
 	to   netip.AddrPort // used by Network and Relay
 	sink sink
 	at   time.Duration // arrival
+	wire int64         // bytes on the link, headers included; set by send
 }
 
 // sink takes packets from a link's goroutine. It reports false when there was
@@ -119,9 +120,39 @@ func (l *Link) seed(seed uint64) {
 	l.mu.jitter = rand.New(rand.NewPCG(seed, h.Sum64()^0x9e3779b97f4a7c15))
 }
 
-// send offers p to the link, which takes ownership of it.
-func (l *Link) send(p *packet) {
-	b := int64(len(p.data) + Overhead)
+// A Receiver is the far end of a link that carries whole IP packets.
+type Receiver interface {
+	// Receive takes one packet, in order, on the link's goroutine. It must not
+	// block for long, nor keep ip after it returns. False counts the packet as
+	// LinkStats.DroppedReceiver.
+	Receive(ip []byte) bool
+}
+
+// SendIP offers the link one whole IP packet for to. What counts is its length:
+// Overhead is in it. ip is copied. It never blocks: what the link does not take
+// is dropped and counted.
+func (l *Link) SendIP(ip []byte, to Receiver) {
+	p := newPacket(ip)
+	p.sink = ipSink{to}
+	l.offer(p, int64(len(ip)))
+}
+
+type ipSink struct{ to Receiver }
+
+func (s ipSink) receive(p *packet) bool {
+	if !s.to.Receive(p.data) {
+		return false
+	}
+	p.free()
+	return true
+}
+
+// send offers a datagram to the link, which takes ownership of it.
+func (l *Link) send(p *packet) { l.offer(p, int64(len(p.data)+Overhead)) }
+
+// offer offers p, of b bytes on the link, which takes ownership of it.
+func (l *Link) offer(p *packet, b int64) {
+	p.wire = b
 	l.mu.Lock()
 	now := time.Since(l.epoch)
 	if !l.admit(b, now) {
@@ -261,7 +292,7 @@ func (l *Link) deliver(batch []*packet) ([]*packet, time.Duration) {
 func (l *Link) handOver(batch []*packet) {
 	var n, bytes, refused int64
 	for i, p := range batch {
-		b := int64(len(p.data) + Overhead)
+		b := p.wire // p is not ours any more once it is received
 		if p.sink.receive(p) {
 			n++
 			bytes += b

@@ -29,10 +29,13 @@ const maxSpec = 1024
 //
 // The result m is valid, and Parse(m.String()) gives m again. An error names
 // the key, the value and what is allowed.
-func Parse(s string) (Model, error) {
-	var m Model
+func Parse(s string) (Model, error) { return Model{}.With(s) }
+
+// With is m with the keys that s names changed, in the form that Parse reads.
+// Its errors are Parse's.
+func (m Model) With(s string) (Model, error) {
 	if len(s) > maxSpec {
-		return m, fmt.Errorf("wan: link text of %d bytes: at most %d are read", len(s), maxSpec)
+		return Model{}, fmt.Errorf("wan: link text of %d bytes: at most %d are read", len(s), maxSpec)
 	}
 	if strings.TrimSpace(s) == "" {
 		return m, nil

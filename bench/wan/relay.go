@@ -130,6 +130,12 @@ func (r *Relay) Stats() RelayStats {
 	return s
 }
 
+// SetModel changes both links, for all relays that share them (see
+// Link.SetModel). It returns Model.Validate's error and then changes nothing.
+func (r *Relay) SetModel(m Model) error {
+	return errors.Join(r.cfg.Up.SetModel(m), r.cfg.Down.SetModel(m))
+}
+
 // Cut cuts both links, for all relays that share them.
 func (r *Relay) Cut() { r.cfg.Up.Cut(); r.cfg.Down.Cut() }
 
