@@ -3,6 +3,7 @@
 package goodput
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"math"
@@ -15,11 +16,12 @@ import (
 
 	"github.com/kvferry/kvferry/bench/demo"
 	"github.com/kvferry/kvferry/bench/refengine"
+	"github.com/kvferry/kvferry/bench/results"
 	"github.com/kvferry/kvferry/bench/wan"
 )
 
 // fleet is two kvferryd processes joined by a relay of 200 Mbit/s and 20 ms.
-func fleet(t *testing.T) *demo.Fleet {
+func fleet(t *testing.T) (f *demo.Fleet, kvferry string) {
 	t.Helper()
 	dir := t.TempDir()
 	build := exec.Command("go", "build", "-o", dir, "../../cmd/...")
@@ -27,10 +29,12 @@ func fleet(t *testing.T) *demo.Fleet {
 	if err := build.Run(); err != nil {
 		t.Fatal(err)
 	}
-	f, err := demo.Start(t.Context(), demo.Config{
+	var err error
+	kvferry = filepath.Join(dir, "kvferry")
+	f, err = demo.Start(t.Context(), demo.Config{
 		Shape: refengine.ModelConfig{Layers: 2, Hidden: 32, KVHeads: 2, HeadDim: 16, FFN: 64, Vocab: 64, MaxTokens: 256},
 		WAN:   wan.Model{RTT: 20 * time.Millisecond, Rate: 200e6}, Prefix: 32, Turns: 1,
-		Kvferryd: filepath.Join(dir, "kvferryd"), Kvferry: filepath.Join(dir, "kvferry"),
+		Kvferryd: filepath.Join(dir, "kvferryd"), Kvferry: kvferry,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -40,13 +44,13 @@ func fleet(t *testing.T) *demo.Fleet {
 			t.Error(err)
 		}
 	})
-	return f
+	return f, kvferry
 }
 
 func socket(r *demo.Region) string { return strings.TrimPrefix(r.Addr(), "unix://") }
 
 func TestDaemons(t *testing.T) {
-	f := fleet(t)
+	f, kvferry := fleet(t)
 	cfg := DaemonsConfig{
 		SourceSocket: socket(f.East), DestinationSocket: socket(f.West), Bytes: 16 << 20, PagesPerBlock: 16, Repeats: 2, LinkRate: 200e6, ArenaBytes: 8 << 20, Seed: 3,
 	}
@@ -102,6 +106,23 @@ func TestDaemons(t *testing.T) {
 		}
 		if !res.Interrupted {
 			t.Errorf("not interrupted: %+v", res)
+		}
+	})
+	t.Run("command", func(t *testing.T) {
+		var stdout, stderr bytes.Buffer
+		cmd := exec.CommandContext(t.Context(), kvferry, "bench", "goodput", "--source-addr", f.East.Addr(), "--addr", f.West.Addr(), "--source", "east-1", "--bytes", "2MiB",
+			"--pages-per-block", "8", "--warmup", "0", "--repeats", "1", "--yes", "-o", "json")
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		if err := cmd.Run(); err != nil || stderr.Len() > 0 {
+			t.Fatalf("%v: %s", err, stderr.String())
+		}
+		file, err := results.Parse(stdout.Bytes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var body Body
+		if err := file.DecodeBody(&body); err != nil || body.Form != FormDaemons || body.GoodputBps <= 0 || body.LinkShare != nil || body.Runs[0].Bytes != 2<<20 {
+			t.Errorf("body %+v, %v", body, err)
 		}
 	})
 	t.Run("wrong node", func(t *testing.T) {

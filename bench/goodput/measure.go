@@ -30,7 +30,7 @@ type Measure struct {
 	// RTTMin and RTTSmoothed are the link's at the end of the transfer, seconds.
 	RTTMin      *float64 `json:"rtt_min_seconds"`
 	RTTSmoothed *float64 `json:"rtt_smoothed_seconds"`
-	// PacketsSent by the source, and those it took for lost and sent the content of again.
+	// PacketsSent by the source (between daemons estimated from bytes), and those it took for lost and sent the content of again.
 	PacketsSent *int64 `json:"packets_sent"`
 	PacketsLost *int64 `json:"packets_lost"`
 	// WireBytes that the source sent, QUIC's overhead included, that of UDP and IP not.
