@@ -8,6 +8,8 @@ LDFLAGS  := -X main.version=$(VERSION)
 TOOL     := go tool -modfile=tools.mod
 E2E_PKGS  = $(shell grep -rl --include='*_test.go' '^//go:build e2e' . | xargs -r -n1 dirname | sort -u)
 FUZZTIME ?= 10s
+# go-nvml compiles with deprecation warnings of its own; setting the variable replaces the default -O2 -g.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
