@@ -107,7 +107,7 @@ func TestCIRunsEveryStep(t *testing.T) {
 			t.Errorf("%s is not executable: %v, %v", path, st.Mode(), err)
 		}
 	}
-	if !strings.Contains(readFile(t, ".ci/fuzz"), `go test -run '^$' -fuzz "^${name}\$" -fuzztime "$fuzztime" "$dir"`) {
+	if !strings.Contains(readFile(t, ".ci/fuzz"), `go test -run '^$' -fuzz "^${name}\$" -fuzztime "$fuzztime" -fuzzminimizetime 1s "$dir"`) {
 		t.Error(".ci/fuzz does not fuzz")
 	}
 }
