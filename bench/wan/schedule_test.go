@@ -156,7 +156,7 @@ func TestSendIP(t *testing.T) {
 		if len(end.got) != 0 {
 			t.Error("early")
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		if !bytes.Equal(end.got, bytes.Repeat([]byte{1}, 1000)) {
 			t.Errorf("got %d bytes", len(end.got))
