@@ -134,6 +134,10 @@ func (r *Result) concludeBacklog() string {
 	if !ok1 || !ok2 {
 		return ""
 	}
-	return fmt.Sprintf("The bytes queued at arrival predict each wait to %.1g of its mean under first come, first served, "+
-		"and miss it by up to %.0f %% of the mean under processor sharing, where later arrivals and the job's own size decide.", max(fifo, 1e-12), 100*ps)
+	exact := "exactly"
+	if fifo > 1e-6 {
+		exact = fmt.Sprintf("to %.1g of the mean wait", fifo)
+	}
+	return fmt.Sprintf("The bytes queued at arrival predict each wait %s under first come, first served, and miss it by up to %.0f %% of the mean wait "+
+		"under processor sharing, where the job's own size and later arrivals decide.", exact, 100*ps)
 }

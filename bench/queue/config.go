@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -51,7 +52,7 @@ type Config struct {
 }
 
 // DefaultWAN is the link of the measurements over QUIC: slow enough that a laptop's processor does not set the numbers.
-func DefaultWAN() wan.Model { return wan.Model{RTT: 10 * time.Millisecond, Rate: 50e6} }
+func DefaultWAN() wan.Model { return wan.Model{RTT: 20 * time.Millisecond, Rate: 30e6} }
 
 // InputError is a value that is not allowed.
 type InputError struct{ Field, Value, Allowed string }
@@ -135,7 +136,7 @@ func (c Config) Validate() error {
 	check(c.JobBytes >= 4*pageBytes && c.JobBytes <= maxJobBytes, "job bytes", c.JobBytes, "16 KiB to 64 MiB")
 	check(c.ChunkBytes >= pageBytes && c.ChunkBytes <= 4<<20, "chunk bytes", c.ChunkBytes, "4 KiB to 4 MiB")
 	check(c.Stripes >= 1 && c.Stripes <= 64, "stripes", c.Stripes, "1 to 64 connections")
-	check(c.WAN.Rate > 0, "wan", c.WAN.String(), "a link with a rate, such as rtt=10ms,rate=50Mbps: without one there is no queue")
+	check(c.WAN.Rate > 0, "wan", c.WAN.String(), "a link with a rate, such as rtt=20ms,rate=30Mbps: without one there is no queue")
 	check(c.WAN.Rate*c.Duration.Seconds()/8/float64(max(c.JobBytes, 1)) <= maxLinkJobs, "duration", c.Duration,
 		fmt.Sprintf("short enough that at most %d jobs arrive", maxLinkJobs))
 	if err := c.WAN.Validate(); err != nil {
@@ -161,6 +162,11 @@ func (c Config) params() map[string]any {
 type geometric struct {
 	mean float64 // bytes, before rounding
 	max  int     // pages; what is larger is cut
+}
+
+// draw returns one size in pages.
+func (g geometric) draw(rng *rand.Rand) int {
+	return min(max(1, int(math.Ceil(rng.ExpFloat64()*g.mean/pageBytes))), g.max)
 }
 
 // moments are the mean in bytes and the squared coefficient of variation of the whole pages, the cut left out.

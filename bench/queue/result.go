@@ -29,7 +29,7 @@ const (
 	SourceQUIC      Source = "quic"
 )
 
-// Point is one queue at one utilization.
+// Point is one queue at one utilization. Its waits are of the mean job.
 type Point struct {
 	Source Source `json:"source"`
 	// Discipline is "fifo" or "ps" of the simulator; of QUIC the one whose simulation on the same arrivals is nearest to what

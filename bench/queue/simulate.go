@@ -105,8 +105,8 @@ func errorsOf(backlog, wait []float64) BacklogError {
 	return e
 }
 
-// slopeOf fits wait = a + b·service and returns b: 0 when each waits alike, ρ/(1−ρ) under processor sharing. The interval
-// takes the jobs for independent and is too narrow by about the correlation of waits. Nil when all need the same time.
+// slopeOf fits wait = a + b·service and returns b: 0 when all wait alike, ρ/(1−ρ) under processor sharing. Nil when all need
+// the same time.
 func slopeOf(jobs []job, wait []float64) *float64 {
 	f, ok := lineOf(jobs, wait)
 	if !ok {

@@ -1,0 +1,126 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvferry/kvferry/bench/wan"
+)
+
+// inVirtualTime measures the link in a bubble, where no machine is slow.
+func inVirtualTime(t *testing.T, cfg Config) (res *Result) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		cfg = cfg.withDefaults()
+		res = &Result{cfg: cfg}
+		if err := measureLink(t.Context(), cfg, res); err != nil {
+			t.Fatal(err)
+		}
+	})
+	return res
+}
+
+// TestLinkFollowsTheLaw: waits over QUIC overlap the simulator's at 0.3 and 0.6, and the order is that of sharing by chunks.
+func TestLinkFollowsTheLaw(t *testing.T) {
+	t.Parallel()
+	cfg := Config{Jobs: 200_000, Seed: 1}
+	if testing.Short() {
+		cfg.Jobs, cfg.Duration = 50_000, 6*time.Second
+	}
+	res := inVirtualTime(t, cfg)
+	l := res.Link
+	if l.R2 < .999 || l.RateBps < .85*30e6 || l.RateBps > 30e6 || l.UnloadedSeconds < .02 || l.UnloadedSeconds > .03 {
+		t.Errorf("lone transfers: %+v", *l)
+	}
+	for _, p := range res.Points {
+		q := p.QUIC
+		best := q.Replays[0]
+		if !q.Overlaps {
+			t.Errorf("at %v: measured %v %+v, simulated %+v", p.Utilization, p.Wait.Measured, p.WaitInterval, q.Simulated)
+		}
+		if best.Discipline == "fifo" || best.Correlation < .85 || math.Abs(best.Difference.Mean) > .15*p.ServiceSeconds {
+			t.Errorf("at %v: nearest %+v", p.Utilization, best)
+		}
+		if q.LateSeconds != 0 {
+			t.Errorf("at %v: late by %v in virtual time", p.Utilization, q.LateSeconds)
+		}
+		if rho := p.Utilization; rho > .5 && *p.SizeSlope < .5*rho/(1-rho) { // at 0.3 too few jobs meet for a slope
+			t.Errorf("at %v: slope %v, want a good part of %v", rho, *p.SizeSlope, rho/(1-rho))
+		}
+		// The backlog at the source leaves out what is in flight, so it is a little low.
+		if b := p.Wait.Backlog; b < .5*p.Wait.Measured || b > 1.5*p.Wait.Measured {
+			t.Errorf("at %v: mean backlog %v, wait %v", p.Utilization, b, p.Wait.Measured)
+		}
+	}
+	if len(res.Points) != 2 || len(res.warnings) != 0 {
+		t.Errorf("%d points, warnings %q", len(res.Points), res.warnings)
+	}
+}
+
+// TestWindowsTooSmall: a link whose windows a lone small transfer cannot fill is no single server, and that is said.
+func TestWindowsTooSmall(t *testing.T) {
+	t.Parallel()
+	m, err := wan.Parse("rtt=10ms,rate=200Mbps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	res := inVirtualTime(t, Config{WAN: m, JobBytes: 512 << 10, ChunkBytes: 1 << 20, Stripes: 8, Duration: time.Second, LinkUtilizations: []float64{.3}, Jobs: 10_000})
+	if res.Link.R2 >= minR2 {
+		t.Errorf("R² %v, want below %v", res.Link.R2, minR2)
+	}
+	if len(res.warnings) == 0 || !strings.Contains(res.warnings[0], "not one server") {
+		t.Errorf("warnings %q", res.warnings)
+	}
+}
+
+func TestInterruptedLink(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		stop := errors.New("that will do")
+		// The simulator takes no virtual time, and the calibration about five seconds.
+		timer := time.AfterFunc(22*time.Second, func() { cancel(stop) })
+		defer timer.Stop()
+		res, err := Run(ctx, Config{Quick: true, Jobs: 2000, Replications: 3, Duration: 12 * time.Second, Seed: 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !res.Interrupted() || res.Crossover == nil || res.Link == nil {
+			t.Errorf("interrupted %v, crossover %v, link %v", res.Interrupted(), res.Crossover, res.Link)
+		}
+		got := 0
+		for _, p := range res.Points {
+			if p.QUIC != nil {
+				got++
+			}
+		}
+		if got != 1 {
+			t.Errorf("%d points over QUIC, want the first of two", got)
+		}
+		f, err := res.File([]string{"test"})
+		if err != nil || f.Validate() != nil || !f.Interrupted {
+			t.Errorf("file %v, %v", err, f.Validate())
+		}
+	})
+}
+
+// TestLostLink: a fault of the link is an error that comes with what was measured before.
+func TestLostLink(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := DefaultWAN()
+		m.Loss = 1
+		res, err := Run(t.Context(), Config{Quick: true, Jobs: 2000, Replications: 3, WAN: m})
+		if err == nil || !strings.Contains(err.Error(), "set up link") {
+			t.Errorf("error %v", err)
+		}
+		if res == nil || len(res.Points) == 0 || res.Crossover == nil || res.Interrupted() {
+			t.Errorf("result %+v", res)
+		}
+	})
+}
