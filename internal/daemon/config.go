@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+
+	"github.com/kvferry/kvferry/internal/engineload"
 )
 
 // Config is everything kvferryd can be told. Zero means the documented default everywhere; negative means off where a
@@ -32,6 +34,11 @@ type Config struct {
 	Link LinkConfig `yaml:"link"`
 	// Migration bounds migrations into this node.
 	Migration MigrationConfig `yaml:"migration"`
+	// GPU says how this host's GPUs are read.
+	GPU GPUConfig `yaml:"gpu"`
+	// Engines say where local engines' load is read and which GPUs they use. An engine need not be listed to register; one
+	// that is not has an unknown load.
+	Engines []EngineConfig `yaml:"engines"`
 	// StateDir holds the session directory (one file). Default "/var/lib/kvferry". It must survive restarts: forwarding
 	// records are in it.
 	StateDir string `yaml:"state_dir"`
@@ -124,6 +131,31 @@ type MigrationConfig struct {
 	Keep int `yaml:"keep"`
 }
 
+// GPUConfig says how this host's NVIDIA GPUs are read.
+type GPUConfig struct {
+	// Enabled reads them. Default true: a host without a driver says so in its status and costs nothing. Set false to
+	// leave them alone.
+	Enabled *bool `yaml:"enabled"`
+	// Interval is the pause between two readings, 10ms to 1h. Default 1s.
+	Interval time.Duration `yaml:"interval"`
+	// PrefillBytes is device memory that a prefill takes beyond what its engine holds already: with less of it free on one
+	// of the engine's GPUs, recompute is not eligible. Default 0: engines that take their memory when they start, as vLLM
+	// and SGLang do, need none, and memory is no veto.
+	PrefillBytes int64 `yaml:"prefill_bytes"`
+}
+
+// EngineConfig is what the daemon can't learn from an engine's registration.
+type EngineConfig struct {
+	// ID is the engine_id that the engine registers with: 1 to 64 of [a-zA-Z0-9._-].
+	ID string `yaml:"id"`
+	// MetricsURL is the engine's Prometheus endpoint (vLLM or SGLang), such as http://127.0.0.1:8000/metrics. Empty: its
+	// load is not read.
+	MetricsURL string `yaml:"metrics_url"`
+	// GPUs are the GPUs that the engine computes on: UUIDs ("GPU-...", "MIG-...") or the driver's indices. Empty: those
+	// on which its registered processes hold memory.
+	GPUs []string `yaml:"gpus"`
+}
+
 // off is the address that means no listener.
 const off = "off"
 
@@ -157,6 +189,11 @@ func (c Config) WithDefaults() Config {
 	c.Migration.LeaseTTL = orDefault(c.Migration.LeaseTTL, 30*time.Second)
 	c.Migration.CallTimeout = orDefault(c.Migration.CallTimeout, 5*time.Second)
 	c.Migration.Keep = orDefault(c.Migration.Keep, 1024)
+	if c.GPU.Enabled == nil {
+		enabled := true
+		c.GPU.Enabled = &enabled
+	}
+	c.GPU.Interval = orDefault(c.GPU.Interval, time.Second)
 	c.StateDir = orDefault(c.StateDir, "/var/lib/kvferry")
 	c.LogLevel = orDefault(c.LogLevel, "info")
 	peers := make([]PeerConfig, len(c.Peers))
@@ -165,6 +202,12 @@ func (c Config) WithDefaults() Config {
 		peers[i] = p
 	}
 	c.Peers = peers
+	engines := make([]EngineConfig, len(c.Engines))
+	for i, e := range c.Engines {
+		e.GPUs = append([]string{}, e.GPUs...)
+		engines[i] = e
+	}
+	c.Engines = engines
 	return c
 }
 
@@ -235,7 +278,41 @@ func (c Config) Validate() error {
 		check(!seen[p.Node], at+"node", fmt.Sprintf("%q", p.Node), "different from node.id and from the other peers")
 		seen[p.Node] = true
 	}
+	errs = append(errs, c.validateGPU()...)
 	return errors.Join(errs...)
+}
+
+// maxListed bounds lists of the configuration that label metrics.
+const maxListed = 1024
+
+// validateGPU checks gpu and engines.
+func (c Config) validateGPU() (errs []error) {
+	check := func(ok bool, field string, value any, allowed string) {
+		if !ok {
+			errs = append(errs, &ConfigError{field, value, allowed})
+		}
+	}
+	check(c.GPU.Interval >= 10*time.Millisecond && c.GPU.Interval <= time.Hour, "gpu.interval", c.GPU.Interval, "10ms to 1h; to leave the GPUs alone set gpu.enabled to false")
+	check(c.GPU.PrefillBytes >= 0, "gpu.prefill_bytes", c.GPU.PrefillBytes, "0 (no veto) or bytes")
+	check(len(c.Engines) <= maxListed, "engines", len(c.Engines), "at most 1024 entries")
+	seen := map[string]bool{}
+	for i, e := range c.Engines {
+		at := fmt.Sprintf("engines[%d].", i)
+		check(engineIDPattern.MatchString(e.ID), at+"id", fmt.Sprintf("%q", e.ID), "1 to 64 of a-z, A-Z, 0-9, '.', '_' and '-': the engine_id that the engine registers with")
+		check(!seen[e.ID], at+"id", fmt.Sprintf("%q", e.ID), "different from the other engines'")
+		seen[e.ID] = true
+		if e.MetricsURL != "" {
+			if fault, ok := errors.AsType[*engineload.ConfigError](engineload.Config{URL: e.MetricsURL}.Validate()); ok {
+				errs = append(errs, &ConfigError{at + "metrics_url", fmt.Sprintf("%q", fault.Value), fault.Allowed})
+			}
+		}
+		for j, g := range e.GPUs {
+			index, err := strconv.ParseUint(g, 10, 16)
+			check(err == nil && index < 1024 || strings.HasPrefix(g, "GPU-") || strings.HasPrefix(g, "MIG-"), fmt.Sprintf("%sgpus[%d]", at, j), fmt.Sprintf("%q", g),
+				`a UUID as nvidia-smi -L prints it ("GPU-..." or "MIG-..."), or an index from 0`)
+		}
+	}
+	return errs
 }
 
 // validateTLS is apart from Validate because a daemon assembled from parts brings its own TLS configuration.
@@ -331,7 +408,7 @@ func parseDuration(d *time.Duration, text []byte) error {
 func durationField(data []byte, text any) string {
 	var sections map[string]map[string]any
 	_ = yaml.Unmarshal(data, &sections) // what does not fit is left out
-	for _, field := range []string{"link.connect_timeout", "link.progress_timeout", "migration.deadline", "migration.lease_ttl", "migration.call_timeout"} {
+	for _, field := range []string{"link.connect_timeout", "link.progress_timeout", "migration.deadline", "migration.lease_ttl", "migration.call_timeout", "gpu.interval"} {
 		section, key, _ := strings.Cut(field, ".")
 		if v, ok := sections[section][key]; ok && fmt.Sprint(v) == text {
 			return field

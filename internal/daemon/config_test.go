@@ -22,6 +22,8 @@ func good() Config {
 		Arena:     ArenaConfig{Dir: "/dev/shm", Bytes: 1 << 30, MaxBytes: 1 << 31, Lock: &lock, Group: 7},
 		Link:      LinkConfig{Stripes: 3, ConnectTimeout: time.Second, ProgressTimeout: 90 * time.Second, RoundTrips: 1.5},
 		Migration: MigrationConfig{Deadline: time.Hour, MaxActive: 5, LeaseTTL: 1500 * time.Millisecond, CallTimeout: 2 * time.Second, Keep: 9},
+		GPU:       GPUConfig{Enabled: &lock, Interval: 2 * time.Second, PrefillBytes: 1 << 30},
+		Engines:   []EngineConfig{{ID: "e", MetricsURL: "http://127.0.0.1:8000/metrics", GPUs: []string{"0", "GPU-1"}}, {ID: "f", GPUs: []string{}}},
 		StateDir:  "/state", LogLevel: "debug",
 	}
 }
@@ -70,6 +72,14 @@ func TestConfigValidate(t *testing.T) {
 		{"peers[1].region", func(c *Config) { c.Peers[1].Region = " " }},
 		{"peers[0].address", func(c *Config) { c.Peers[0].Address = "7441" }},
 		{"peers[1].prior_bps", func(c *Config) { c.Peers[1].PriorBps = math.Inf(1) }},
+		{"gpu.interval", func(c *Config) { c.GPU.Interval = time.Millisecond }},
+		{"gpu.interval", func(c *Config) { c.GPU.Interval = -1 }},
+		{"gpu.prefill_bytes", func(c *Config) { c.GPU.PrefillBytes = -1 }},
+		{"engines[1].id", func(c *Config) { c.Engines[1].ID = "a b" }},
+		{"engines[1].id", func(c *Config) { c.Engines[1].ID = "e" }},
+		{"engines[0].metrics_url", func(c *Config) { c.Engines[0].MetricsURL = "127.0.0.1:8000" }},
+		{"engines[0].gpus[1]", func(c *Config) { c.Engines[0].GPUs[1] = "gpu0" }},
+		{"engines", func(c *Config) { c.Engines = make([]EngineConfig, 1025) }},
 	} {
 		c := good()
 		tc.edit(&c)
@@ -136,6 +146,8 @@ func TestConfigDefaults(t *testing.T) {
 		Arena:     ArenaConfig{Dir: "/dev/shm", Bytes: 4 << 30, MaxBytes: 256 << 30, Lock: &lock},
 		Link:      LinkConfig{Stripes: 8, ConnectTimeout: 5 * time.Second, ProgressTimeout: 10 * time.Second, RoundTrips: 3},
 		Migration: MigrationConfig{Deadline: 10 * time.Minute, MaxActive: 64, LeaseTTL: 30 * time.Second, CallTimeout: 5 * time.Second, Keep: 1024},
+		GPU:       GPUConfig{Enabled: &lock, Interval: time.Second},
+		Engines:   []EngineConfig{},
 		StateDir:  "/var/lib/kvferry", LogLevel: "info",
 	}
 	if diff := cmp.Diff(want, c); diff != "" {

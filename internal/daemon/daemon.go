@@ -18,7 +18,6 @@ import (
 
 	"github.com/kvferry/kvferry/internal/certs"
 	"github.com/kvferry/kvferry/kvstore"
-	"github.com/kvferry/kvferry/nvml"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 	"github.com/kvferry/kvferry/transfer"
 )
@@ -37,6 +36,11 @@ type Parts struct {
 	DialPacket func(context.Context) (net.PacketConn, error)
 	// TLS holds the certificate and the CA, for QUIC and gRPC. Default: from tls.* of the Config.
 	TLS *tls.Config
+	// GPUs reads this host's GPUs; the daemon closes it. Default: NVML, as gpu of the Config says.
+	GPUs GPUReader
+	// EngineLoad returns the reader of one engine's load; the daemon runs it until Close. Default: a scraper of the
+	// engine's metrics_url. It is asked about engines with such an address only.
+	EngineLoad func(EngineConfig) (EngineLoadReader, error)
 	// Log takes events. Default: none.
 	Log *slog.Logger
 	// Version is reported by Status.
@@ -63,7 +67,7 @@ type Daemon struct {
 	links      *links
 	migrations *migrations
 	yields     *yields
-	sampler    nvml.Sampler
+	load       *load
 	servers    *servers
 
 	closing   chan struct{} // closed when Close begins
@@ -102,7 +106,7 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 	d := &Daemon{
 		cfg: cfg, self: kvstore.NodeID(cfg.Node.ID), incarnation: newID(), version: parts.Version, started: time.Now(),
 		log: parts.Log, registry: prometheus.NewRegistry(), closing: make(chan struct{}),
-		offers: newOffers(cfg.Migration.LeaseTTL), migrations: newMigrations(cfg.Migration), yields: newYields(), sampler: nvml.Unavailable("GPU readings are not built into this version"),
+		offers: newOffers(cfg.Migration.LeaseTTL), migrations: newMigrations(cfg.Migration), yields: newYields(),
 	}
 	defer func() {
 		if err != nil {
@@ -117,6 +121,9 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 	}
 	d.engines = newEngines(cfg.Node.ID, cfg.Arena, d.agent, d.offers, d.log)
 	d.links = newLinks(cfg, d.agent)
+	if d.load, err = openLoad(cfg, parts); err != nil {
+		return nil, err
+	}
 	d.metrics = newMetrics(d.registry, d)
 	if d.servers, err = d.serve(parts); err != nil {
 		return nil, err
@@ -227,15 +234,6 @@ func (d *Daemon) endOffer(ctx context.Context, link *transfer.Link, id []byte) {
 	})
 }
 
-// gpu is the GPU's state for people.
-func (d *Daemon) gpu(ctx context.Context) string {
-	snap, err := d.sampler.Sample(ctx)
-	if err != nil {
-		return "unavailable: " + err.Error()
-	}
-	return snap.String()
-}
-
 // Addr is the UDP address that peers dial.
 func (d *Daemon) Addr() net.Addr { return d.agent.Addr() }
 
@@ -253,6 +251,9 @@ func (d *Daemon) Close() error {
 			d.servers.close()
 		}
 		d.wg.Wait()
+		if d.load != nil {
+			errs = append(errs, d.load.close())
+		}
 		if d.agent != nil {
 			errs = append(errs, d.agent.Close())
 		}
@@ -262,7 +263,6 @@ func (d *Daemon) Close() error {
 		if d.sessions != nil {
 			errs = append(errs, d.sessions.Close())
 		}
-		errs = append(errs, d.sampler.Close())
 		d.closeErr = errors.Join(errs...)
 	})
 	return d.closeErr

@@ -96,6 +96,7 @@ func (f *fleet) addNode(i int) *node {
 	}
 	lock := false
 	cfg.Arena.Lock = &lock
+	cfg.GPU.Enabled = &lock // no cgo in a bubble
 	for j, other := range f.names {
 		if j != i {
 			cfg.Peers = append(cfg.Peers, PeerConfig{Node: other, Region: "r-" + other, Address: netip.AddrPortFrom(f.ipOf(j), 7441).String()})

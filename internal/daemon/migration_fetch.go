@@ -58,6 +58,7 @@ func (m *migration) decide() (d planner.Decision, plan *pb.Plan, missing int, er
 	if d, err = planner.Decide(in.request, in.model, in.compute, in.link); err != nil {
 		return d, nil, 0, err
 	}
+	explainVeto(&d, in.veto)
 	crossover, crosses := planner.Crossover(in.model, in.compute, in.link)
 	return d, planToProto(d, in.compute.Source, crossover, crosses), missing, nil
 }

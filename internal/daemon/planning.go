@@ -13,6 +13,7 @@ type inputs struct {
 	model   planner.Model
 	compute planner.Compute
 	link    planner.Link
+	veto    string // why prefill is not available here; empty when it is
 }
 
 // planInputs gathers what is known about the session, the engine and the link.
@@ -28,8 +29,7 @@ func (d *Daemon) planInputs(e *engine, link *transfer.Link, s kvstore.Session, p
 			Name: e.layout.ModelID, BytesPerToken: planner.Bytes(e.layout.TokenBytes()), BlockTokens: n, Layers: e.layout.Layers,
 			AttnHeadDim: float64(e.layout.HeadDim),
 		},
-		compute: computeOf(e.speed()),
-		link:    d.linkInputs(link, backlog),
+		link: d.linkInputs(link, backlog),
 	}
 	if missing == 0 {
 		in.request.MissingBytes = -1 // nothing; zero would mean "derive it"
@@ -37,6 +37,7 @@ func (d *Daemon) planInputs(e *engine, link *transfer.Link, s kvstore.Session, p
 	if sp := e.speed(); sp != nil {
 		in.model.ParamsActive, in.model.QueryHeads = sp.GetParamsActive(), int(sp.GetQueryHeads())
 	}
+	in.compute, in.veto = d.computeInputs(e, in.model)
 	return in
 }
 

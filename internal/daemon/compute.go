@@ -1,0 +1,174 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvferry/kvferry/internal/engineload"
+	"github.com/kvferry/kvferry/nvml"
+	"github.com/kvferry/kvferry/planner"
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+)
+
+// computeInputs is what the planner knows of an engine's prefill. The reason for PrefillUnavailable comes beside it.
+//
+// The speed is, in this order: what the engine's own metrics measured lately; what it registered. The registered one is
+// taken for the speed at full clocks and is divided by what throttling leaves of them; the measured one was taken at the
+// clocks of its time and is left alone. The queue is the requests that wait for capacity, by the prompt tokens that a
+// request has computed on average since the engine started, by the seconds a token: a lower bound, since they may wait
+// for others' decoding too. What is not known is not counted, and the source says so: unknown is not zero. Memory and a
+// lost GPU are vetoes. Utilization changes nothing; it is quoted.
+func (d *Daemon) computeInputs(e *engine, m planner.Model) (c planner.Compute, veto string) {
+	load, loadErr := d.load.engine(e.id)
+	c, measured := speedOf(load, loadErr, e.speed())
+	devices, problem := d.load.devicesOf(e.id, e.pids())
+	notes := []string{c.Source}
+	note := func(s string) {
+		if s != "" {
+			notes = append(notes, s)
+		}
+	}
+	note(slowDown(&c, devices, measured))
+	note(queue(&c, load, loadErr, m))
+	note(busy(devices))
+	note(problem)
+	if veto = vetoOf(devices, d.cfg.GPU.PrefillBytes); veto != "" {
+		c.PrefillUnavailable = true
+		note("no prefill: " + veto)
+	}
+	c.Source = strings.Join(notes, "; ")
+	return c, veto
+}
+
+// pids are the processes of the engine that are watched.
+func (e *engine) pids() []int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := make([]int, 0, len(e.mu.procs))
+	for pid := range e.mu.procs {
+		out = append(out, pid)
+	}
+	return out
+}
+
+// speedOf is the prefill speed and where it comes from. measured: by the engine's metrics.
+func speedOf(load engineload.Load, loadErr error, sp *pb.PrefillSpeed) (c planner.Compute, measured bool) {
+	p := load.Prefill
+	if v := p.SecondsPerToken; loadErr == nil && v.Known && v.Value >= 1e-12 && v.Value < 1e6 {
+		source := fmt.Sprintf("measured by the engine's metrics over %.0f tokens, %v ago", p.Tokens, time.Since(p.Until).Round(time.Second))
+		return planner.Compute{SecondsPerToken: v.Value, Source: source}, true
+	}
+	return computeOf(sp), false
+}
+
+// slowDown divides a registered speed by what throttling leaves of the clocks of the slowest device: tensor-parallel
+// ranks wait for it.
+func slowDown(c *planner.Compute, devices []device, measured bool) string {
+	scale, which := 1.0, device{}
+	for _, v := range devices {
+		if s, ok := nvml.ClockScale(v.whole).Get(); ok && s > 0 && s < scale {
+			scale, which = s, v
+		}
+	}
+	if scale == 1 {
+		return ""
+	}
+	reasons, _ := which.whole.Clocks.Throttling.Get()
+	text := fmt.Sprintf("%s at %.0f %% of its clock (%s)", which, 100*scale, reasons)
+	if measured {
+		return text + ", not charged again: it was measured"
+	}
+	c.SecondsPerToken /= scale
+	c.PeakFLOPS *= scale
+	return text
+}
+
+// queue fills in the visible backlog.
+func queue(c *planner.Compute, load engineload.Load, loadErr error, m planner.Model) string {
+	switch {
+	case errors.Is(loadErr, errNotScraped):
+		return ""
+	case loadErr != nil:
+		return "queue unknown: " + loadErr.Error()
+	case !load.Waiting.Known:
+		return "queue unknown: the engine does not say how many requests wait"
+	case load.Waiting.Value == 0:
+		c.QueueKnown = true
+		return "no request waits"
+	}
+	waiting := load.Waiting.Value
+	computed, requests := load.ComputedTokens, load.QueueRequests
+	if !computed.Known || !requests.Known || requests.Value < 1 {
+		return fmt.Sprintf("queue unknown: %.0f requests wait, their tokens are not known", waiting)
+	}
+	perToken := c.SecondsPerToken
+	if perToken == 0 && c.PeakFLOPS > 0 && m.ParamsActive > 0 {
+		mfu := orDefault(c.MFU, planner.DefaultMFU)
+		perToken = 2 * m.ParamsActive / (c.PeakFLOPS * mfu)
+	}
+	if perToken == 0 {
+		return fmt.Sprintf("queue unknown: %.0f requests wait, the prefill speed is not known", waiting)
+	}
+	mean := computed.Value / requests.Value
+	c.QueueSeconds, c.QueueKnown = min(waiting*mean*perToken, maxQueueSeconds), true
+	return fmt.Sprintf("%.0f requests wait, about %.0f tokens each", waiting, mean)
+}
+
+// maxQueueSeconds is a day: far beyond any deadline, and within what the planner takes.
+const maxQueueSeconds = 86400
+
+// busy quotes utilization.
+func busy(devices []device) string {
+	var most float64
+	known := false
+	for _, v := range devices {
+		if u, ok := v.whole.Utilization.GPU.Get(); ok {
+			most, known = max(most, u), true
+		}
+	}
+	if !known {
+		return ""
+	}
+	return fmt.Sprintf("GPU busy %.0f %% of the time, which says nothing of a queue", 100*most)
+}
+
+// vetoOf says why the devices can't prefill, or nothing.
+func vetoOf(devices []device, need int64) string {
+	for _, v := range devices {
+		if v.State == nvml.StateLost || v.whole.State == nvml.StateLost {
+			return fmt.Sprintf("%s is lost: %s", v, firstOf(v.Reason, v.whole.Reason))
+		}
+		if short, ok := nvml.MemoryVeto(v.GPU, uint64(max(0, need))).Get(); ok && short {
+			free, _ := v.Memory.Free.Get()
+			return fmt.Sprintf("%s has %d bytes free, gpu.prefill_bytes is %d", v, free, need)
+		}
+	}
+	return ""
+}
+
+func firstOf(texts ...string) string {
+	i := slices.IndexFunc(texts, func(s string) bool { return s != "" })
+	if i < 0 {
+		return "no reason given"
+	}
+	return texts[i]
+}
+
+// explainVeto puts the reason for which prefill is not available where the planner says that it is not.
+func explainVeto(d *planner.Decision, veto string) {
+	if veto == "" {
+		return
+	}
+	for i, p := range d.Modes {
+		if p.Refusal != planner.RefusalUnavailable {
+			continue
+		}
+		d.Modes[i].Reason += ": " + veto
+		if d.Winner == planner.ModeNone {
+			d.Reason += ": " + veto
+		}
+	}
+}
