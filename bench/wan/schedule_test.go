@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -132,11 +134,21 @@ func FuzzParseSchedule(f *testing.F) {
 
 // ipEnd keeps what arrives.
 type ipEnd struct {
+	ok bool
+	mu sync.Mutex
+	// got is guarded by mu.
 	got []byte
-	ok  bool
+}
+
+func (e *ipEnd) arrived() []byte {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.got)
 }
 
 func (e *ipEnd) Receive(ip []byte) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	e.got = append(e.got, ip...)
 	return e.ok
 }
@@ -153,13 +165,13 @@ func TestSendIP(t *testing.T) {
 		l.SendIP(bytes.Repeat([]byte{2}, 500), &ipEnd{})
 		time.Sleep(11*time.Millisecond - 1)
 		synctest.Wait()
-		if len(end.got) != 0 {
+		if len(end.arrived()) != 0 {
 			t.Error("early")
 		}
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
-		if !bytes.Equal(end.got, bytes.Repeat([]byte{1}, 1000)) {
-			t.Errorf("got %d bytes", len(end.got))
+		if got := end.arrived(); !bytes.Equal(got, bytes.Repeat([]byte{1}, 1000)) {
+			t.Errorf("got %d bytes", len(got))
 		}
 		time.Sleep(500 * time.Microsecond)
 		synctest.Wait()
