@@ -29,7 +29,8 @@
 //
 // # Limitations
 //
-// IPv4 only. Packets cross this process one by one, at about a microsecond or two each: see [Path.Stats] for packets that
-// a device dropped because this process was too slow, which are then the machine's loss and not the link's. A process that
-// is killed leaves its namespaces behind: "ip netns del NAME" removes one.
+// IPv4 only. Packets cross this process one by one: two shared cores carried one TCP stream at 0.7 Gbit/s of a 1 Gbit/s link
+// and at 1.4 Gbit/s without a rate (MTU 1,500, 20 ms, 256 MiB), so keep rates below 500 Mbit/s or raise the MTU.
+// [Path.Stats] counts packets that a device dropped because this process was too slow: they are the machine's loss and not
+// the link's. A process that is killed leaves its namespaces behind: "ip netns del NAME" removes one.
 package wanns
