@@ -1,0 +1,141 @@
+package crossover
+
+import (
+	"context"
+	"time"
+
+	"github.com/kvferry/kvferry/bench/results"
+)
+
+const (
+	// warmUpBDP is how much a migration of the warm-up moves at least, in bandwidth-delay products: windows grow by what they let
+	// through.
+	warmUpBDP = 2.0
+	// Warm-up ends when goodput has grown by less than a twentieth, after two to six migrations.
+	leastWarmUps, mostWarmUps = 2, 6
+	warmedUp                  = 1.05
+	// prefillLooks is how often each length is prefilled to calibrate an engine.
+	prefillLooks = 2
+)
+
+// calibratePrefill measures the engine's speed where nobody stated it: a line through prefills of those lengths.
+func (r *run) calibratePrefill(ctx context.Context, at []int64) error {
+	if speed, ok := r.prefill.speed(); ok {
+		r.in.perToken = speed
+		return nil
+	}
+	var x, y []float64
+	for i := range prefillLooks + 1 {
+		for _, n := range at {
+			seconds, err := r.prefill.prefill(ctx, n)
+			if err != nil {
+				return err
+			}
+			if i > 0 { // the first look warms up
+				x, y = append(x, float64(n)), append(y, seconds)
+			}
+		}
+	}
+	line, err := results.LinearFit(x, y, 0)
+	if err != nil {
+		return err
+	}
+	r.in.perToken, r.in.fixed = line.Slope.Value, max(0, line.Intercept.Value)
+	if r.in.perToken <= 0 || line.Intercept.Value < 0 { // the noise is larger than the difference: all of it a token
+		r.in.perToken = y[len(y)-1] / x[len(x)-1]
+		r.in.fixed = 0
+	}
+	return nil
+}
+
+// calibrateLink warms the connections up, chooses the lengths and measures what the prediction rests on.
+func (r *run) calibrateLink(ctx context.Context) error {
+	longest := int64(r.slots/2) * r.block()
+	if err := r.warmUp(ctx, longest); err != nil {
+		return err
+	}
+	if err := r.readLink(ctx); err != nil {
+		return err
+	}
+	r.in.rtt = time.Duration(r.link.rttMin * float64(time.Second))
+	r.in.goodput = r.link.longest
+	r.given()
+	r.chooseLengths(min(longest, r.longest()))
+	if err := r.calibratePrefill(ctx, []int64{r.lengths[0], r.lengths[len(r.lengths)-1]}); err != nil {
+		return err
+	}
+	var rates []float64
+	for _, n := range r.lengths {
+		m, err := r.move(ctx, n)
+		if err != nil {
+			return err
+		}
+		rates = append(rates, m.rate(r.link.rttMin))
+		r.link.migrations++
+	}
+	r.link.goodput = results.Median(rates)
+	r.in.goodput = r.link.goodput
+	r.given()
+	return r.readLink(ctx)
+}
+
+// given puts in what Config says about the link in the place of what was measured.
+func (r *run) given() {
+	if r.cfg.RTT > 0 {
+		r.in.rtt = r.cfg.RTT
+	}
+	if r.cfg.Goodput > 0 {
+		r.in.goodput = r.cfg.Goodput
+	}
+}
+
+// rate is the goodput of a transfer as the planner means it: page bytes over its time without the round trip of the request,
+// bit/s.
+func (m moved) rate(rtt float64) float64 {
+	return float64(m.bytes) * 8 / max(m.transfer-rtt, m.transfer/100)
+}
+
+func (r *run) warmUp(ctx context.Context, longest int64) error {
+	before := 0.0
+	for i := range mostWarmUps {
+		m, err := r.move(ctx, longest)
+		if err != nil {
+			return err
+		}
+		r.link.longest = m.rate(r.cfg.WAN.RTT.Seconds())
+		r.link.migrations++
+		if i+1 >= leastWarmUps && r.link.longest < before*warmedUp {
+			break
+		}
+		before = r.link.longest
+	}
+	return nil
+}
+
+// readLink takes the round trips that QUIC sees at the destination.
+func (r *run) readLink(ctx context.Context) error {
+	l, err := r.bed.link(ctx)
+	if err != nil {
+		return err
+	}
+	r.link.rttMin, r.link.rttSmoothed = l.GetRttMin().AsDuration().Seconds(), l.GetRttSmoothed().AsDuration().Seconds()
+	r.link.stripes = int(l.GetStripes())
+	return nil
+}
+
+// chooseLengths fixes the sweep.
+func (r *run) chooseLengths(longest int64) {
+	if len(r.cfg.Lengths) > 0 {
+		r.lengths = r.cfg.Lengths
+		return
+	}
+	all := lengths(r.in, r.cfg.Quick, longest)
+	r.lengths = afford(r.in, all, r.cfg.Budget.Seconds()/float64(min(leastRounds, r.cfg.Repeats)))
+	if n := len(all) - len(r.lengths); n > 0 {
+		r.warn("%d lengths up to %d tokens were left out: they do not fit the budget of %v", n, all[len(all)-1], r.cfg.Budget)
+	}
+	if x, ok := r.in.crossover(); ok && x > float64(r.lengths[len(r.lengths)-1]) {
+		r.warn("the predicted crossover, %.0f tokens, lies beyond the longest prefix measured, %d: give a higher bound of the prefix, a larger arena or a longer budget",
+			x, r.lengths[len(r.lengths)-1])
+	}
+}

@@ -1,0 +1,138 @@
+package crossover
+
+import (
+	"slices"
+	"time"
+
+	"github.com/kvferry/kvferry/planner"
+)
+
+// inputs are what a prediction rests on.
+type inputs struct {
+	bytesPerToken int64
+	blockTokens   int
+	rtt           time.Duration
+	goodput       float64 // bit/s
+	stripes       int
+	perToken      float64 // seconds of prefill
+	fixed         float64 // seconds of each prefill besides
+}
+
+func (in inputs) link() planner.Link {
+	return planner.Link{RTT: in.rtt, Goodput: planner.Rate(in.goodput), Stripes: in.stripes}
+}
+
+func (in inputs) compute() planner.Compute {
+	return planner.Compute{SecondsPerToken: in.perToken, FixedSeconds: in.fixed, QueueKnown: true}
+}
+
+// model has the preset's block, or tokens that move singly, for a crossover between blocks.
+func (in inputs) model(singly bool) planner.Model {
+	m := planner.Model{BytesPerToken: planner.Bytes(in.bytesPerToken), BlockTokens: in.blockTokens}
+	if singly {
+		m.BlockTokens = 0
+	}
+	return m
+}
+
+// at is the planner's price of both modes for n tokens, seconds; ok is false when it cannot price one.
+func (in inputs) at(n int64, singly bool) (fetch, recompute float64, ok bool) {
+	r, m := planner.Request{PrefixTokens: n}, in.model(singly)
+	f, c := planner.Fetch(r, m, in.link()), planner.Recompute(r, m, in.compute())
+	return f.Seconds, c.Seconds, f.Priced && c.Priced
+}
+
+// crossover is the prefix length, in tokens, from which the planner's fetch is faster than its recompute; ok is false when
+// there is none up to a million tokens.
+func (in inputs) crossover() (tokens float64, ok bool) {
+	gain := func(n int64) float64 {
+		f, c, priced := in.at(n, true)
+		if !priced {
+			return -1
+		}
+		return c - f
+	}
+	lo, hi := int64(0), int64(maxTokens) // recompute is cheaper at lo, fetch at hi
+	if gain(hi) <= 0 {
+		return 0, false
+	}
+	for hi-lo > 1 {
+		mid := lo + (hi-lo)/2
+		if gain(mid) <= 0 {
+			lo = mid
+		} else {
+			hi = mid
+		}
+	}
+	if lo == 0 {
+		return 0, true
+	}
+	a, b := gain(lo), gain(hi)
+	return float64(lo) - a/(b-a), true
+}
+
+// Shares of the predicted crossover that are measured.
+var (
+	fullShares  = []float64{0.25, 0.5, 0.75, 1, 1.5, 2, 3}
+	quickShares = []float64{0.5, 0.75, 1, 1.5, 2}
+)
+
+// lengths chooses the sweep: multiples of the block about the crossover, at most longest tokens. Without a crossover they double
+// from one block on. There are at least two when longest leaves room.
+func lengths(in inputs, quick bool, longest int64) []int64 {
+	n := int64(in.blockTokens)
+	longest = longest / n * n
+	shares := fullShares
+	if quick {
+		shares = quickShares
+	}
+	var out []int64
+	add := func(v int64) {
+		if v = min(max(v, n), longest); v > 0 && !slices.Contains(out, v) {
+			out = append(out, v)
+		}
+	}
+	x, ok := in.crossover()
+	if !ok || x > 2*float64(longest) {
+		for v := n; len(out) < len(shares) && v <= longest; v *= 2 {
+			add(v)
+		}
+	} else {
+		for _, s := range shares {
+			add(int64(s*x/float64(n)+0.5) * n)
+		}
+	}
+	for v := n; len(out) < len(shares)-1 && v <= longest; v += n { // a short crossover rounds to few blocks
+		add(v)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// afford drops the longest lengths until a round takes at most seconds by the prediction; two stay.
+func afford(in inputs, all []int64, seconds float64) []int64 {
+	for len(all) > 2 && in.round(all) > seconds {
+		all = all[:len(all)-1]
+	}
+	return all
+}
+
+// writeRate is what is taken for the rate, bytes a second, at which a prefix is written, published and compared besides its
+// migration.
+const writeRate = 250e6
+
+// cost is about what a length takes of a round, seconds.
+func (in inputs) cost(n int64) float64 {
+	fetch, recompute, ok := in.at(n, false)
+	if !ok {
+		return 0
+	}
+	return fetch + recompute + float64(n*in.bytesPerToken)/writeRate
+}
+
+func (in inputs) round(all []int64) (seconds float64) {
+	for _, n := range all {
+		seconds += in.cost(n)
+	}
+	return seconds
+}

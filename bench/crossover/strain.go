@@ -1,0 +1,95 @@
+package crossover
+
+import (
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// lagEvery is how often the probe looks at the clock.
+const lagEvery = 5 * time.Millisecond
+
+// strain is how hard the machine worked while pages moved.
+type strain struct {
+	busy, wall float64 // processor seconds of this process, and seconds
+	late       []time.Duration
+	drops      int64
+}
+
+// watch is one span of it. It owns one goroutine, which ends with the span.
+type watch struct {
+	bed   *bed
+	cpu   float64
+	at    time.Time
+	drops int64
+	done  chan struct{}
+	wg    sync.WaitGroup
+	late  []time.Duration
+}
+
+func (s *strain) begin(b *bed) *watch {
+	w := &watch{bed: b, cpu: processCPU(), at: time.Now(), drops: b.receiverDrops(), done: make(chan struct{})}
+	w.wg.Go(w.run)
+	return w
+}
+
+// run measures how late this process's goroutines get to run, which is how late the in-memory link delivers.
+func (w *watch) run() {
+	timer := time.NewTimer(lagEvery)
+	defer timer.Stop()
+	due := time.Now().Add(lagEvery)
+	for {
+		select {
+		case <-w.done:
+			return
+		case <-timer.C:
+		}
+		now := time.Now()
+		w.late = append(w.late, max(0, now.Sub(due)))
+		due = now.Add(lagEvery)
+		timer.Reset(lagEvery)
+	}
+}
+
+// end ends a span, which counts when what it watched was whole.
+func (s *strain) end(w *watch, whole bool) {
+	close(w.done)
+	w.wg.Wait()
+	if !whole {
+		return
+	}
+	s.busy += processCPU() - w.cpu
+	s.wall += time.Since(w.at).Seconds()
+	s.late = append(s.late, w.late...)
+	s.drops += w.bed.receiverDrops() - w.drops
+}
+
+// cpuShare is the share of this process's processors, 0 to 1.
+func (s *strain) cpuShare() float64 {
+	if s.wall <= 0 {
+		return 0
+	}
+	return s.busy / s.wall / float64(runtime.GOMAXPROCS(0))
+}
+
+// lag is the lateness that 99 of 100 looks stayed below.
+func (s *strain) lag() time.Duration {
+	if len(s.late) == 0 {
+		return 0
+	}
+	late := slices.Clone(s.late)
+	slices.Sort(late)
+	return late[(len(late)-1)*99/100]
+}
+
+// processCPU is the processor time that this process has used, seconds.
+func processCPU() float64 {
+	var r unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
+		return 0
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano()).Seconds()
+}
