@@ -1,7 +1,7 @@
 # kvferry: every target is at most three lines; what CI runs is .ci/run, which calls these targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race fuzz lint fmt proto proto-check tidy-check dep-check cover clean ci
+.PHONY: help build demo test netns race fuzz lint fmt proto proto-check tidy-check dep-check cover clean ci
 
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.1.0-dev)
 LDFLAGS  := -X main.version=$(VERSION)
@@ -25,6 +25,9 @@ test: build ## unit, virtual-time and end-to-end tests (minutes)
 	@test -n "$(E2E_PKGS)" || { echo "test: no package has '//go:build e2e' tests; there must be some" >&2; exit 1; }
 	go test -shuffle=on -p 1 -timeout 9m -tags e2e -count=1 -v $(E2E_PKGS)
 
+netns: ## the link between network namespaces; needs root and /dev/net/tun, skips with the reason otherwise
+	go test -tags netns -count=1 -timeout 5m -run 'Ping|Cut|TCP|Fresh|CloseTwice|Namespaces' -v ./bench/wanns/ ./cmd/kvferry/
+
 race: ## unit and virtual-time tests under the race detector, with invariants
 	go test -race -tags invariants -short -shuffle=on -p 2 -timeout 15m ./...
 
@@ -33,7 +36,7 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 
 lint: ## gofumpt, vet, staticcheck, buf lint
 	@out=$$($(TOOL) gofumpt -l .) && test -z "$$out" || { printf 'not formatted, run make fmt:\n%s\n' "$$out" >&2; exit 1; }
-	go vet ./... && go vet -tags e2e,invariants ./... && $(TOOL) staticcheck -tags e2e,invariants ./...
+	go vet ./... && go vet -tags e2e,netns,nvml,invariants ./... && $(TOOL) staticcheck -tags e2e,netns,nvml,invariants ./...
 	$(TOOL) buf lint
 
 fmt: ## format the Go code

@@ -100,7 +100,7 @@ var rules = []rule{
 		reason: "the daemon joins the domain packages; commands and benchmarks are built on it, not under it",
 	},
 	{
-		pkg: "bench/...", own: append([]string{"proto/...", "internal/certs", "internal/daemon/..."}, domain...),
+		pkg: "bench/...", own: append([]string{"proto/...", "internal/certs", "internal/engineload", "internal/daemon/..."}, domain...),
 		reason: "benchmarks use what users use, and commands are built on them, not under them",
 	},
 	{

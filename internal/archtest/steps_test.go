@@ -39,7 +39,7 @@ func TestSteps(t *testing.T) {
 		{"test", []string{`(?m)^go test -shuffle=on .*\./\.\.\.$`, `(?m)^go test .*-tags e2e .*-count=1`}, []string{`-short`, `-run`}},
 		{"race", []string{`go test .*-race .*\./\.\.\.`, `-tags invariants`, `-shuffle=on`}, []string{`-run`}},
 		{"fuzz", []string{`\.ci/fuzz`, `FUZZTIME=10s`}, nil},
-		{"lint", []string{`gofumpt -l \.`, `go vet \./\.\.\.`, `go vet -tags e2e,invariants \./\.\.\.`, `staticcheck .*\./\.\.\.`, `buf lint`}, []string{`\|\| true`}},
+		{"lint", []string{`gofumpt -l \.`, `go vet \./\.\.\.`, `go vet -tags e2e,netns,nvml,invariants \./\.\.\.`, `staticcheck .*\./\.\.\.`, `buf lint`}, []string{`\|\| true`}},
 		{"proto", []string{`buf generate`}, nil},
 		{"proto-check", []string{`\.ci/proto-check`}, nil},
 		{"tidy-check", []string{`\.ci/tidy-check`}, nil},
@@ -89,7 +89,7 @@ func TestCIRunsEveryStep(t *testing.T) {
 	}
 	want := []string{
 		"tools", "download", "tidy=tidy-check", "gofmt", "build=build", "lint=lint", "import-table=dep-check",
-		"proto-drift=proto-check", "test=test", "race=race", "fuzz=fuzz", "demo=demo",
+		"proto-drift=proto-check", "test=test", "netns=netns", "race=race", "fuzz=fuzz", "demo=demo",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("steps of .ci/run:\n%q\nwant\n%q", got, want)
