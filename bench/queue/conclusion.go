@@ -9,7 +9,7 @@ import (
 // conclude makes the paragraph from the numbers. Parts that were not measured are left out.
 func (r *Result) conclude() string {
 	var say []string
-	for _, part := range []string{r.concludeLink(), r.concludeLaws(), r.concludeCrossover(), r.concludeBacklog()} {
+	for _, part := range []string{r.concludeLink(), r.concludeLaws(), r.concludeCrossover(), r.concludeBacklog(), r.verdict()} {
 		if part != "" {
 			say = append(say, part)
 		}
@@ -24,12 +24,13 @@ func (r *Result) conclude() string {
 func (r *Result) concludeLink() string {
 	var b strings.Builder
 	var slopes []string
-	overlaps, points := 0, 0
+	overlaps, points, late := 0, 0, false
 	for _, p := range r.Points {
 		if p.QUIC == nil {
 			continue
 		}
 		points++
+		late = late || p.late()
 		if p.QUIC.Overlaps {
 			overlaps++
 		}
@@ -39,6 +40,9 @@ func (r *Result) concludeLink() string {
 	}
 	if points == 0 {
 		return ""
+	}
+	if !r.Link.Calibrated {
+		return "Real QUIC says nothing here: a lone transfer did not behave like one server of the link's rate (see the warnings)."
 	}
 	what := map[string]string{
 		"fifo":   "first come, first served",
@@ -50,6 +54,9 @@ func (r *Result) concludeLink() string {
 		fmt.Fprintf(&b, ": each second of a job's own service adds %s seconds of wait", strings.Join(slopes, ", "))
 	}
 	fmt.Fprintf(&b, "; the measured mean wait agrees with the simulated one at %d of %d utilizations.", overlaps, points)
+	if late {
+		b.WriteString(" This machine was too busy at times, so take that with care.")
+	}
 	return b.String()
 }
 
@@ -140,4 +147,19 @@ func (r *Result) concludeBacklog() string {
 	}
 	return fmt.Sprintf("The bytes queued at arrival predict each wait %s under first come, first served, and miss it by up to %.0f %% of the mean wait "+
 		"under processor sharing, where the job's own size and later arrivals decide.", exact, 100*ps)
+}
+
+// verdict says which law a planner should use for this sender.
+func (r *Result) verdict() string {
+	if r.Link == nil || !r.Link.Calibrated || r.Crossover == nil {
+		return ""
+	}
+	switch r.Link.Discipline {
+	case "ps", "sender":
+		return "So for this sender the base model's formula gives the wait of the mean fetch, by sharing and not because sizes are exponential; " +
+			"a single fetch is better priced at its own service time times ρ/(1−ρ)."
+	case "fifo":
+		return "So for this sender all fetches wait alike: the bytes queued ahead are the best price, and M/G/1 with the spread of sizes where they cannot be seen."
+	}
+	return ""
 }

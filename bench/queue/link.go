@@ -16,6 +16,9 @@ import (
 	"github.com/kvferry/kvferry/bench/results"
 )
 
+// minShare is what lone transfers must get of the link for the same: headers take a twentieth.
+const minShare = 0.8
+
 // maxSizes bounds a job, in means: the share of exponential sizes beyond is e^-16.
 const maxSizes = 16
 
@@ -47,9 +50,14 @@ func measureLink(ctx context.Context, cfg Config, res *Result) (err error) {
 		WAN: cfg.WAN.String(), Stripes: cfg.Stripes, ChunkBytes: cfg.ChunkBytes,
 		RateBps: 8 * idle.rate, UnloadedSeconds: idle.seconds, R2: idle.r2,
 	}
-	if idle.r2 < minR2 {
+	switch share := 8 * idle.rate / cfg.WAN.Rate; {
+	case idle.r2 < minR2:
 		res.warn("the time of a lone transfer is not in line with its size (R² %.3f): the link is not one server of a steady speed, "+
-			"as when a small transfer cannot fill it alone; waits over QUIC are then not comparable with the laws: use fewer stripes, smaller chunks or a longer queue", idle.r2)
+			"as when a small transfer cannot fill it alone, or this machine is too busy; waits over QUIC are then not comparable with the laws: use fewer stripes, smaller chunks or a longer queue", idle.r2)
+	case share < minShare:
+		res.warn("lone transfers get %.0f %% of the link's rate: loss, or this machine, keeps them from filling it; waits over QUIC are then not comparable with the laws", 100*share)
+	default:
+		res.Link.Calibrated = true
 	}
 	for _, rho := range cfg.LinkUtilizations {
 		p, err := b.measure(ctx, cfg, rho, size, idle)
@@ -57,12 +65,15 @@ func measureLink(ctx context.Context, cfg Config, res *Result) (err error) {
 			return fmt.Errorf("measure link at utilization %v: %w", rho, err)
 		}
 		res.Points = append(res.Points, p)
-		if late := p.QUIC.LateSeconds; late > p.ServiceSeconds {
+		if late := p.QUIC.LateSeconds; p.late() {
 			res.warn("at utilization %v over QUIC a job started %.0f ms late, more than the %.0f ms that one takes: this machine was too busy, not the link", rho, 1e3*late, 1e3*p.ServiceSeconds)
 		}
 	}
 	return nil
 }
+
+// calibrations is how many lone transfers of each size are measured.
+const calibrations = 8
 
 // calibrate opens the windows, then measures lone transfers of several sizes.
 func (b *testbed) calibrate(ctx context.Context, size geometric) (unloaded, error) {
@@ -79,27 +90,21 @@ func (b *testbed) calibrate(ctx context.Context, size geometric) (unloaded, erro
 			return unloaded{}, err
 		}
 	}
-	var bytes, took []float64
-	for range 5 {
-		for _, share := range []float64{1. / 8, 1. / 4, 1. / 2, 1, 2, 4} {
+	shares := []float64{1. / 8, 1. / 4, 1. / 2, 1, 2, 4}
+	x, y := make([]float64, len(shares)), make([]float64, len(shares))
+	for repeat := range calibrations {
+		for i, share := range shares {
 			pages := max(1, int(math.Round(share*size.mean/pageBytes)))
 			d, err := b.fetch(ctx, pages)
 			if err != nil {
 				return unloaded{}, err
 			}
-			bytes, took = append(bytes, float64(pages*pageBytes)), append(took, d)
-		}
-	}
-	// Of the repeats of a size the median: one that the machine held up says nothing about the link.
-	var x, y []float64
-	for _, size := range slices.Compact(slices.Sorted(slices.Values(bytes))) {
-		var same []float64
-		for i := range bytes {
-			if bytes[i] == size {
-				same = append(same, took[i])
+			// The least of the repeats: alone on the link, whatever disturbs a transfer only makes it longer.
+			x[i] = float64(pages * pageBytes)
+			if repeat == 0 || d < y[i] {
+				y[i] = d
 			}
 		}
-		x, y = append(x, size), append(y, results.Median(same))
 	}
 	f, err := results.LinearFit(x, y, 0)
 	if err != nil {
@@ -110,6 +115,9 @@ func (b *testbed) calibrate(ctx context.Context, size geometric) (unloaded, erro
 	}
 	return unloaded{seconds: f.Intercept.Value, rate: 1 / f.Slope.Value, r2: f.R2}, nil
 }
+
+// late says that the machine, not the link, may have set the waits.
+func (p Point) late() bool { return p.QUIC != nil && p.QUIC.LateSeconds > p.ServiceSeconds }
 
 // fetched is what the jobs of one utilization did.
 type fetched struct {
@@ -147,6 +155,7 @@ func (b *testbed) measure(ctx context.Context, cfg Config, rho float64, size geo
 		WaitInterval: Interval{Low: wait.Low, High: wait.High, Level: wait.Level, Lag1: lag},
 		Backlog:      errorsOf(got.backlog[skip:], got.wait[skip:]),
 		SizeSlope:    slopeOf(got.jobs[skip:], got.wait[skip:]),
+		samples:      batchMeans(got.wait[skip:], linkBatches),
 		QUIC:         &LinkPoint{Replays: replays, LateSeconds: got.late, LostPackets: b.dropped() - before, Offered: offered(got.jobs)},
 	}
 	law, err := simulatedWait(cfg, replays[0], rho, size, idle)

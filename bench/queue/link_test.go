@@ -34,7 +34,7 @@ func TestLinkFollowsTheLaw(t *testing.T) {
 	}
 	res := inVirtualTime(t, cfg)
 	l := res.Link
-	if l.R2 < .999 || l.RateBps < .85*30e6 || l.RateBps > 30e6 || l.UnloadedSeconds < .02 || l.UnloadedSeconds > .03 {
+	if !l.Calibrated || l.R2 < .999 || l.RateBps < .85*30e6 || l.RateBps > 30e6 || l.UnloadedSeconds < .02 || l.UnloadedSeconds > .03 {
 		t.Errorf("lone transfers: %+v", *l)
 	}
 	for _, p := range res.Points {
@@ -70,8 +70,11 @@ func TestWindowsTooSmall(t *testing.T) {
 		t.Fatal(err)
 	}
 	res := inVirtualTime(t, Config{WAN: m, JobBytes: 512 << 10, ChunkBytes: 1 << 20, Stripes: 8, Duration: time.Second, LinkUtilizations: []float64{.3}, Jobs: 10_000})
-	if res.Link.R2 >= minR2 {
+	if res.Link.Calibrated || res.Link.R2 >= minR2 {
 		t.Errorf("R² %v, want below %v", res.Link.R2, minR2)
+	}
+	if say := res.conclude(); !strings.Contains(say, "says nothing") {
+		t.Errorf("concluded %q", say)
 	}
 	if len(res.warnings) == 0 || !strings.Contains(res.warnings[0], "not one server") {
 		t.Errorf("warnings %q", res.warnings)

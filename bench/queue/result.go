@@ -52,6 +52,8 @@ type Point struct {
 	SizeSlope *float64 `json:"size_slope"`
 	// QUIC is what only points over the link have.
 	QUIC *LinkPoint `json:"quic"`
+
+	samples []float64 // the batches' mean waits
 }
 
 // Wait is mean waits in seconds: time from arrival to completion, less the time that the job takes on an idle server.
@@ -126,6 +128,8 @@ type Link struct {
 	RateBps         float64 `json:"rate_bps"`
 	UnloadedSeconds float64 `json:"unloaded_seconds"`
 	R2              float64 `json:"r2"`
+	// Calibrated says that the line fits and the rate is near the link's, so that the laws of one server may be held against it.
+	Calibrated bool `json:"calibrated"`
 	// Discipline is the nearest of the simulated orders over all points: "fifo", "ps" or "sender" (transfers in turn, a chunk
 	// each). Empty until a point is measured.
 	Discipline string `json:"discipline"`
@@ -141,8 +145,8 @@ type LinkPoint struct {
 	Overlaps bool `json:"overlaps"`
 	// Replays are the same arrivals and sizes in the simulator, one a discipline, nearest first.
 	Replays []Replay `json:"replays"`
-	// LateSeconds is the latest that a job started after its time: above a fraction of the service time the machine, not the
-	// link, set the waits.
+	// LateSeconds is the latest that a job started after its time: above the mean service time the machine, not the link, may
+	// have set the waits.
 	LateSeconds float64 `json:"late_seconds"`
 	// LostPackets are those that the link's queue dropped.
 	LostPackets int64 `json:"lost_packets"`
@@ -159,7 +163,9 @@ type Replay struct {
 	Correlation float64  `json:"correlation"` // of measured and simulated waits, −1 to 1; 0 if either does not vary
 }
 
-// File makes the result one that can be saved and compared. command is the command line.
+// File makes the result one that can be saved and compared. Its metrics are the waits, of which the samples are batch means,
+// and the crossovers, one sample a replication. command is the command line. It works on what Run returned, not on a Result
+// that was decoded.
 func (r *Result) File(command []string) (*results.File, error) {
 	f := results.New(results.KindQueue, command, r.cfg.params())
 	if err := f.SetBody(r); err != nil {
@@ -169,16 +175,13 @@ func (r *Result) File(command []string) (*results.File, error) {
 	for _, p := range r.Points {
 		f.Add(results.Metric{
 			Name: fmt.Sprintf("wait/%s/%s/%s/%g", p.Source, p.metricDiscipline(), p.Service, p.Utilization), Unit: "s", Better: results.Lower,
-			Median: p.Wait.Measured, Low: p.WaitInterval.Low, High: p.WaitInterval.High,
+			Samples: p.samples,
 		})
 	}
 	if r.Crossover != nil {
 		for _, l := range r.Crossover.Laws {
 			name := strings.NewReplacer(", ", "+", " ", "_").Replace(l.Law)
-			f.Add(results.Metric{
-				Name: "crossover/" + name, Unit: "1", Better: results.Neither,
-				Median: l.Measured.Mean, Low: l.Measured.Low, High: l.Measured.High,
-			})
+			f.Add(results.Metric{Name: "crossover/" + name, Unit: "1", Better: results.Neither, Samples: l.samples})
 		}
 	}
 	f.Finish(r.interrupted)

@@ -118,7 +118,7 @@ func checkText(t *testing.T, res *Result) {
 			t.Fatal(err)
 		}
 	}
-	for _, want := range []string{"M/G/1", "processor sharing, own size", "quic", "0.7255", "correlation", "Over real QUIC", "Fetch stops paying"} {
+	for _, want := range []string{"M/G/1", "processor sharing, own size", "quic", "0.7255", "correlation", " QUIC ", "Fetch stops paying"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("the tables lack %q:\n%s", want, b.String())
 		}

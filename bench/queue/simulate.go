@@ -58,6 +58,7 @@ func simulate(v variant, rho, spread float64, jobs int, seed uint64) (Point, err
 		WaitInterval: Interval{Low: wait.Low, High: wait.High, Level: wait.Level, Lag1: lag},
 		Backlog:      errorsOf(out.backlog[skip:], out.wait[skip:]),
 		SizeSlope:    slopeOf(arrivals[skip:], out.wait[skip:]),
+		samples:      batchMeans(out.wait[skip:], batches),
 	}
 	return p, nil
 }
@@ -89,6 +90,17 @@ func meanOf(x []float64) float64 {
 		sum += v
 	}
 	return sum / float64(max(len(x), 1))
+}
+
+// batchMeans cuts a series as results.BatchMeans does and returns the means.
+func batchMeans(x []float64, n int) []float64 {
+	size := len(x) / n
+	x = x[len(x)-size*n:]
+	means := make([]float64, n)
+	for i := range means {
+		means[i] = meanOf(x[i*size : (i+1)*size])
+	}
+	return means
 }
 
 // errorsOf says how far the backlog that a job finds is from its wait.
