@@ -154,12 +154,23 @@ func (b *bed) close() error {
 
 // link is the destination's view of its link with the source.
 func (b *bed) link(ctx context.Context) (*pb.LinkStatus, error) {
-	resp, err := b.destination.region.ListLinks(ctx, &pb.ListLinksRequest{})
+	return b.destination.link(ctx, sourceNode)
+}
+
+// packetsLost are those that the source took for lost, so far.
+func (b *bed) packetsLost(ctx context.Context) (int64, error) {
+	l, err := b.source.link(ctx, destinationNode)
+	return l.GetPacketsLost(), err
+}
+
+// link is n's view of its links with a peer; empty when there is none.
+func (n *node) link(ctx context.Context, peer string) (*pb.LinkStatus, error) {
+	resp, err := n.region.ListLinks(ctx, &pb.ListLinksRequest{})
 	if err != nil {
 		return nil, err
 	}
 	for _, l := range resp.GetLinks() {
-		if l.GetPeer().GetNodeId() == sourceNode {
+		if l.GetPeer().GetNodeId() == peer {
 			return l, nil
 		}
 	}

@@ -237,6 +237,15 @@ func (r *run) room(ctx context.Context, n int) error {
 // rounds measures every length once a round. A round that is cut short counts only when it is the first.
 func (r *run) rounds(ctx context.Context) error {
 	r.strain = strain{}
+	lost, err := r.bed.packetsLost(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if now, err := r.bed.packetsLost(context.WithoutCancel(ctx)); err == nil { // without it, it is only not known
+			r.link.lost = now - lost
+		}
+	}()
 	for _, n := range r.lengths {
 		r.points = append(r.points, &samples{tokens: n})
 	}

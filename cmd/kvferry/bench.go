@@ -42,6 +42,7 @@ Progress goes to stderr. Ctrl-C ends a benchmark early: it prints what it has an
 func (a *app) benchCommands(b *benchFlags) []*cobra.Command {
 	return []*cobra.Command{
 		a.newBenchGoodput(b),
+		a.newBenchCrossover(b),
 		a.newBenchWan(b),
 		a.newBenchQueue(b),
 	}
