@@ -53,10 +53,10 @@ func TestAdminHTTP(t *testing.T) {
 	_, text := n.get("/metrics")
 	samples := parseMetrics(t, text)
 	for name, want := range map[string]float64{
-		"kvferry_migration_active_migrations": 0, "kvferry_egress_offers_offers": 0, "kvferry_egress_backlog_bytes": 0, "kvferry_migration_pages_total": 0,
-		`kvferry_arena_leases_leases{engine="e"}`: 0, `kvferry_arena_pinned_bytes{engine="e"}`: 0,
-		`kvferry_arena_slots_slots{engine="e",state="free"}`: 128, `kvferry_arena_slots_slots{engine="e",state="reserved"}`: 0,
-		`kvferry_arena_slots_slots{engine="e",state="committed"}`: 0, `kvferry_arena_slots_slots{engine="e",state="draining"}`: 0,
+		"kvferry_migration_active_migrations": 0, `kvferry_egress_offers{peer="other"}`: 0, `kvferry_egress_backlog_bytes{peer="other"}`: 0, "kvferry_migration_pages_total": 0,
+		`kvferry_arena_leases{engine="e"}`: 0, `kvferry_arena_pinned_bytes{engine="e"}`: 0,
+		`kvferry_arena_slots{engine="e",state="free"}`: 128, `kvferry_arena_slots{engine="e",state="reserved"}`: 0,
+		`kvferry_arena_slots{engine="e",state="committed"}`: 0, `kvferry_arena_slots{engine="e",state="draining"}`: 0,
 	} {
 		if got, ok := samples[name]; !ok || got != want {
 			t.Errorf("%s is %v (present: %v), want %v", name, got, ok, want)

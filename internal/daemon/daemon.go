@@ -186,7 +186,7 @@ func (d *Daemon) openAgent(parts Parts) error {
 	agent, err := transfer.Open(transfer.Config{
 		Name: transfer.PeerID(d.cfg.Node.ID), Incarnation: d.incarnation, Conn: conn, DialPacket: parts.DialPacket, TLS: parts.TLS, Identify: identify,
 		Stripes: d.cfg.Link.Stripes, ConnectTimeout: d.cfg.Link.ConnectTimeout, ProgressTimeout: d.cfg.Link.ProgressTimeout,
-		Handler: d.answerPeer, OnServed: func(_ transfer.Peer, token []byte, bytes int64, _ bool) { d.offers.served(token, bytes) },
+		Handler: d.answerPeer, OnServed: d.served,
 		Logger: d.log, Registerer: d.registry,
 	})
 	if err != nil {
@@ -214,6 +214,7 @@ func (d *Daemon) sweep() {
 			for _, e := range d.engines.list() {
 				e.arena.ExpireLeases(now)
 			}
+			d.links.counters.observe()
 			d.yieldPending()
 		}
 	}
@@ -251,9 +252,6 @@ func (d *Daemon) Close() error {
 			d.servers.close()
 		}
 		d.wg.Wait()
-		if d.load != nil {
-			errs = append(errs, d.load.close())
-		}
 		if d.agent != nil {
 			errs = append(errs, d.agent.Close())
 		}
@@ -262,6 +260,11 @@ func (d *Daemon) Close() error {
 		}
 		if d.sessions != nil {
 			errs = append(errs, d.sessions.Close())
+		}
+		if d.load != nil {
+			if err := d.load.close(); err != nil { // a driver that hangs: nothing of ours is held
+				d.log.LogAttrs(context.Background(), slog.LevelWarn, "stop reading GPUs", slog.Any("error", err))
+			}
 		}
 		d.closeErr = errors.Join(errs...)
 	})

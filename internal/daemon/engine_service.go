@@ -72,6 +72,7 @@ func (s *engineService) RegisterEngine(ctx context.Context, req *pb.RegisterEngi
 		return nil, err
 	}
 	st, pin := e.arena.Stats(), layout.Pin()
+	s.d.metrics.engineOpened(e.id)
 	return &pb.RegisterEngineResponse{
 		Node: s.d.nodeProto(), ArenaPath: e.arena.Path(), Slots: uint32(e.arena.Slots()), StrideBytes: layout.Stride(), BlockBytes: layout.BlockBytes(),
 		PageBytes: layout.PageBytes(), LayoutPin: pin[:], PinnedBytes: st.PinnedBytes, PinNote: st.PinError,
@@ -167,18 +168,23 @@ func (s *engineService) LookupBlocks(ctx context.Context, req *pb.LookupBlocksRe
 		return nil, err
 	}
 	resp := &pb.LookupBlocksResponse{Blocks: make([]*pb.BlockStatus, len(keys))}
+	var count prefixCount
 	for i, k := range keys {
 		out := &pb.BlockStatus{State: pb.BlockState_BLOCK_STATE_ABSENT}
-		switch st, _ := e.arena.Lookup(kvstore.Tenant(req.GetTenant()), k); st {
+		switch st, ref := e.arena.Lookup(kvstore.Tenant(req.GetTenant()), k); st {
 		case kvstore.BlockPresent:
 			out.State = pb.BlockState_BLOCK_STATE_PRESENT
+			count.found(e, ref)
 		case kvstore.BlockLanding:
 			out.State = pb.BlockState_BLOCK_STATE_LANDING
 			out.MigrationId, out.ExpectedIn = s.d.migrations.landing(kvstore.Tenant(req.GetTenant()), k)
+			count.landing++
 		case kvstore.BlockAbsent:
+			count.absent++
 		}
 		resp.Blocks[i] = out
 	}
+	s.d.metrics.asked(e, callLookup, count)
 	return resp, nil
 }
 
@@ -194,14 +200,24 @@ func (s *engineService) AcquireBlocks(ctx context.Context, req *pb.AcquireBlocks
 	}
 	tenant := kvstore.Tenant(req.GetTenant())
 	defer e.heldBy(callerProcess(ctx))
+	var leased []kvstore.SlotRef
+	defer func() {
+		count := prefixCount{absent: len(keys) - len(leased)}
+		for _, ref := range leased {
+			count.found(e, ref)
+		}
+		s.d.metrics.asked(e, callAcquire, count)
+	}()
 	if req.GetPrefix() {
 		lease, refs, n, err := e.arena.AcquirePrefix(owner, tenant, keys, -1)
+		leased = refs
 		if err != nil || n == 0 {
 			return &pb.AcquireBlocksResponse{}, err
 		}
 		return &pb.AcquireBlocksResponse{LeaseId: uint64(lease), Slots: refsToProto(refs)}, nil
 	}
 	lease, refs, err := e.arena.Acquire(owner, tenant, keys, -1)
+	leased = refs
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
@@ -23,6 +24,7 @@ type engine struct {
 	world        int
 	arenaBytes   int64
 	writeThrough bool
+	landed       []atomic.Uint64 // a slot: generation of the block that a migration brought into it
 	mu           struct {
 		sync.Mutex
 		software string // name and version, as registered last
@@ -223,6 +225,7 @@ func (r *engines) open(reg registration, used int64) (*engine, error) {
 		return nil, err
 	}
 	e := &engine{id: reg.id, layout: reg.layout, arena: arena, world: reg.world, arenaBytes: bytes, writeThrough: reg.writeThrough}
+	e.landed = make([]atomic.Uint64, arena.Slots())
 	e.mu.subs, e.mu.procs = map[*subscriber]struct{}{}, map[int]func(){}
 	mem := &arenaMemory{arena: arena, stride: uint64(reg.layout.Stride()), page: uint64(reg.layout.PageBytes()), offers: r.offers}
 	e.memory, err = r.agent.Register(transfer.Memory{

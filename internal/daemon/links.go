@@ -16,15 +16,18 @@ type links struct {
 	cfg   Config
 	agent *transfer.Agent
 	peers map[transfer.PeerID]PeerConfig
-	mu    struct {
+	// counters keep what links that have ended had counted.
+	counters *linkCollector
+	mu       struct {
 		sync.Mutex
-		lastErr map[transfer.PeerID]error // of the last dial, nil when it succeeded
+		lastErr map[transfer.PeerID]error  // of the last dial, nil when it succeeded
+		failed  map[transfer.PeerID]uint64 // dials
 	}
 }
 
 func newLinks(cfg Config, agent *transfer.Agent) *links {
 	l := &links{cfg: cfg, agent: agent, peers: map[transfer.PeerID]PeerConfig{}}
-	l.mu.lastErr = map[transfer.PeerID]error{}
+	l.mu.lastErr, l.mu.failed = map[transfer.PeerID]error{}, map[transfer.PeerID]uint64{}
 	for _, p := range cfg.Peers {
 		l.peers[transfer.PeerID(p.Node)] = p
 	}
@@ -43,6 +46,9 @@ func (l *links) get(outer context.Context, node transfer.PeerID) (*transfer.Link
 	if outer.Err() == nil { // else the caller gave up, which says nothing about the peer
 		l.mu.Lock()
 		l.mu.lastErr[node] = err
+		if err != nil {
+			l.mu.failed[node]++
+		}
 		l.mu.Unlock()
 	}
 	if err != nil {
@@ -62,6 +68,17 @@ func (l *links) unreachable(p PeerConfig, err error) error {
 	}
 	return failf(ReasonPeerUnreachable, "check that kvferryd runs there, that UDP to this address is open both ways, and that both certificates are of one CA",
 		"node %q does not answer at %s: %v", p.Node, p.Address, err).with("node_id", p.Node)
+}
+
+// failures is how many dials of each configured peer have failed.
+func (l *links) failures() map[transfer.PeerID]uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make(map[transfer.PeerID]uint64, len(l.peers))
+	for id := range l.peers {
+		out[id] = l.mu.failed[id]
+	}
+	return out
 }
 
 // ids are the configured peers in order.

@@ -45,8 +45,13 @@ type engineSource struct {
 }
 
 // openLoad starts reading. On error nothing is left running.
-func openLoad(cfg Config, parts Parts) (*load, error) {
-	l := &load{gpus: parts.GPUs, maxAge: 3*cfg.GPU.Interval + 5*time.Second, cancel: func() {}}
+func openLoad(cfg Config, parts Parts) (_ *load, err error) {
+	l := &load{gpus: parts.GPUs, maxAge: 3*cfg.GPU.Interval + 5*time.Second}
+	defer func() {
+		if err != nil && l.gpus != nil {
+			_ = l.gpus.Close()
+		}
+	}()
 	if parts.EngineLoad == nil {
 		parts.EngineLoad = func(e EngineConfig) (EngineLoadReader, error) {
 			return engineload.New(engineload.Config{URL: e.MetricsURL})
@@ -67,7 +72,6 @@ func openLoad(cfg Config, parts Parts) (*load, error) {
 		l.gpus = nvml.Unavailable("gpu.enabled is false")
 	}
 	if l.gpus == nil {
-		var err error
 		if l.gpus, err = nvml.OpenWith(nvml.Config{Period: cfg.GPU.Interval}); err != nil {
 			return nil, err
 		}

@@ -2,93 +2,228 @@ package daemon
 
 import (
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvferry/kvferry/kvstore"
+	"github.com/kvferry/kvferry/planner"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+	"github.com/kvferry/kvferry/transfer"
 )
 
-// metrics are the daemon's own; transfer registers its own beside them. Labels are bounded: engines, states and modes.
+// Labels are bounded: modes, states and reasons are closed sets; engines are those that registered or are configured; a
+// peer that the configuration does not list counts as otherPeer; GPUs are the host's.
+
+// metrics are the daemon's counters and histograms; collectors beside them read the rest when they are asked, and transfer
+// registers its own.
 type metrics struct {
-	migrations *prometheus.CounterVec
-	seconds    *prometheus.HistogramVec
-	pages      prometheus.Counter
-	bytes      prometheus.Counter
-	retried    prometheus.Counter
+	region    string
+	migration migrationMetrics
+	egress    egressMetrics
+	prefix    *prometheus.CounterVec // region, engine, call, result
+	accused   *prometheus.CounterVec // result
+}
+
+// migrationMetrics are what migrations into this node add up to. Each ended migration counts once, with the numbers of
+// its report.
+type migrationMetrics struct {
+	ended       *prometheus.CounterVec // mode, state
+	failures    *prometheus.CounterVec // code
+	seconds     *prometheus.HistogramVec
+	transfer    prometheus.Histogram
+	steps       [stateCount]prometheus.Observer
+	predicted   *prometheus.HistogramVec
+	actual      *prometheus.HistogramVec
+	errorRatio  *prometheus.GaugeVec
+	rawBytes    prometheus.Counter
+	wireBytes   prometheus.Counter
+	hereBytes   prometheus.Counter
+	pages       prometheus.Counter
+	retried     prometheus.Counter
+	blocksMoved prometheus.Counter
+	blocksHere  prometheus.Counter
+	staleTokens prometheus.Counter
+}
+
+// egressMetrics are what pullers take from this node.
+type egressMetrics struct {
+	served *prometheus.CounterVec // peer
+	wait   prometheus.Histogram
+}
+
+// otherCode labels a failure whose reason, from another release, this one does not know.
+const otherCode = "OTHER"
+
+// secondsBuckets span 10 ms to 5 min.
+func secondsBuckets() []float64 { return prometheus.ExponentialBuckets(0.01, 2, 16) }
+
+// maker registers what it makes.
+type maker struct{ reg prometheus.Registerer }
+
+func (m maker) counter(name, help string) prometheus.Counter {
+	c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	m.reg.MustRegister(c)
+	return c
+}
+
+func (m maker) counters(name, help string, labels ...string) *prometheus.CounterVec {
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	m.reg.MustRegister(c)
+	return c
+}
+
+func (m maker) histogram(name, help string) prometheus.Histogram {
+	h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: secondsBuckets()})
+	m.reg.MustRegister(h)
+	return h
+}
+
+func (m maker) histograms(name, help string, labels ...string) *prometheus.HistogramVec {
+	h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: secondsBuckets()}, labels)
+	m.reg.MustRegister(h)
+	return h
+}
+
+func (m maker) gauges(name, help string, labels ...string) *prometheus.GaugeVec {
+	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+	m.reg.MustRegister(g)
+	return g
+}
+
+func (m maker) read(name, help string, f func() float64) {
+	m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f))
 }
 
 func newMetrics(reg prometheus.Registerer, d *Daemon) *metrics {
+	mk := maker{reg}
 	m := &metrics{
-		migrations: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "kvferry_migration_ended_total", Help: "Migrations into this node that ended, by mode and terminal state.",
-		}, []string{"mode", "state"}),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "kvferry_migration_duration_seconds", Help: "Time from the request to the terminal state.", Buckets: prometheus.ExponentialBuckets(0.01, 2, 16),
-		}, []string{"mode", "state"}),
-		pages:   prometheus.NewCounter(prometheus.CounterOpts{Name: "kvferry_migration_pages_total", Help: "Pages landed and verified."}),
-		bytes:   prometheus.NewCounter(prometheus.CounterOpts{Name: "kvferry_migration_page_bytes_total", Help: "Bytes of pages landed and verified."}),
-		retried: prometheus.NewCounter(prometheus.CounterOpts{Name: "kvferry_migration_pages_retried_total", Help: "Pages asked for again after failing verification."}),
+		region:    d.cfg.Node.Region,
+		migration: newMigrationMetrics(mk),
+		egress: egressMetrics{
+			served: mk.counters("kvferry_egress_served_bytes_total", "Page bytes written for pullers, repeats included.", "peer"),
+			wait: mk.histogram("kvferry_egress_wait_seconds",
+				"Time from an offer to the first byte served for it: the puller's planning and reserving, a round trip, and the wait in this node's egress queue."),
+		},
+		prefix: mk.counters("kvferry_prefix_blocks_total",
+			"Blocks that engines asked for, by call and by what was found: local (written here), migrated (landed from another node), landing, absent.",
+			"region", "engine", "call", "result"),
+		accused: mk.counters("kvferry_peer_accusations_total",
+			"Blocks of this node that pullers could not verify, by what re-verifying them here found: dropped (bad here), good.", "result"),
 	}
-	reg.MustRegister(m.migrations, m.seconds, m.pages, m.bytes, m.retried, &arenaCollector{d})
-	gauge := func(name, help string, f func() float64) {
-		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f))
+	for _, r := range []string{"dropped", "good"} {
+		m.accused.WithLabelValues(r)
 	}
-	gauge("kvferry_migration_active_migrations", "Migrations into this node that run.", func() float64 { return float64(d.migrations.active()) })
-	gauge("kvferry_egress_offers_offers", "Offers held for pullers.", func() float64 { return float64(d.offers.count()) })
-	gauge("kvferry_egress_backlog_bytes", "Bytes that pullers still want from this node.", func() float64 { return float64(d.offers.backlog()) })
+	for _, p := range append([]PeerConfig{{Node: otherPeer}}, d.cfg.Peers...) {
+		m.egress.served.WithLabelValues(p.Node)
+	}
+	mk.read("kvferry_migration_active_migrations", "Migrations into this node that run.", func() float64 { return float64(d.migrations.active()) })
+	mk.read("kvferry_egress_oldest_offer_seconds", "Age of the oldest offer held for a puller; 0 when there is none.", func() float64 { return d.offers.oldest(time.Now()).Seconds() })
+	mk.read("kvferry_daemon_start_time_seconds", "Unix time of the daemon's start.", func() float64 { return float64(d.started.UnixMilli()) / 1000 })
+	reg.MustRegister(
+		newBuild(d), &arenaCollector{d}, newOfferCollector(d), newLinkCollector(d.links), &gpuCollector{d.load}, &engineCollector{d.load},
+	)
 	return m
 }
 
-func (m *metrics) ended(r *pb.MigrationReport) {
-	mode := strings.ToLower(strings.TrimPrefix(r.GetMode().String(), "MODE_"))
-	state := strings.ToLower(strings.TrimPrefix(r.GetState().String(), "MIGRATION_STATE_"))
-	m.migrations.WithLabelValues(mode, state).Inc()
-	m.seconds.WithLabelValues(mode, state).Observe(r.GetTotal().AsDuration().Seconds())
+func newMigrationMetrics(mk maker) migrationMetrics {
+	m := migrationMetrics{
+		ended:    mk.counters("kvferry_migration_ended_total", "Migrations into this node that ended, by mode and terminal state.", "mode", "state"),
+		failures: mk.counters("kvferry_migration_failures_total", "Ended migrations whose report has an error code, whatever their state.", "code"),
+		seconds:  mk.histograms("kvferry_migration_duration_seconds", "Time from the request to the terminal state.", "mode", "state"),
+		transfer: mk.histogram("kvferry_migration_transfer_seconds", "Time in which pages moved, of migrations that moved some."),
+		predicted: mk.histograms("kvferry_migration_predicted_seconds",
+			"Predicted time of committed migrations that had a prediction and moved blocks.", "mode"),
+		actual: mk.histograms("kvferry_migration_actual_seconds",
+			"Time from the request to the terminal state of the migrations that kvferry_migration_predicted_seconds counts.", "mode"),
+		errorRatio: mk.gauges("kvferry_migration_prediction_error_ratio",
+			"Actual over predicted seconds, less 1, of the latest migration that kvferry_migration_predicted_seconds counts.", "mode"),
+		rawBytes:    mk.counter("kvferry_migration_raw_bytes_total", "Bytes of pages that landed and were verified."),
+		wireBytes:   mk.counter("kvferry_migration_wire_bytes_total", "Bytes of chunks received for migrations, headers included, QUIC's overhead not."),
+		hereBytes:   mk.counter("kvferry_migration_present_bytes_total", "Bytes of the sessions' blocks that were here already and did not move."),
+		pages:       mk.counter("kvferry_migration_pages_total", "Pages landed and verified."),
+		retried:     mk.counter("kvferry_migration_retried_pages_total", "Pages asked for again after failing verification."),
+		blocksMoved: mk.counter("kvferry_migration_moved_blocks_total", "Blocks that migrations brought."),
+		blocksHere:  mk.counter("kvferry_migration_present_blocks_total", "Blocks of the sessions that were here already."),
+		staleTokens: mk.counter("kvferry_migration_stale_tokens_total", "Tokens that sessions grew by while they migrated and that did not move."),
+	}
+	steps := mk.histograms("kvferry_migration_step_seconds",
+		"Time in one step of a migration. reserving holds the wait for slots and for blocks that others fill.", "step")
+	for s := range stateCount {
+		if !s.terminal() {
+			m.steps[s] = steps.WithLabelValues(s.String())
+		}
+	}
+	// A counter that begins at its first event hides it from rate() and increase().
+	for mode := range pb.Mode_name {
+		for s := range stateCount {
+			if p := modes[pb.Mode(mode)]; s.terminal() && p != planner.ModeHybrid && p != planner.ModeBackground {
+				m.ended.WithLabelValues(modeLabel(pb.Mode(mode)), s.String())
+			}
+		}
+	}
+	for r := range reasonCodes {
+		m.failures.WithLabelValues(string(r))
+	}
+	m.failures.WithLabelValues(otherCode)
+	return m
+}
+
+// modeLabel is a mode's name; "unspecified" for a migration that ended before there was one.
+func modeLabel(m pb.Mode) string { return strings.ToLower(strings.TrimPrefix(m.String(), "MODE_")) }
+
+// stepped counts the time of one step.
+func (m *migrationMetrics) stepped(s state, took time.Duration) {
+	if o := m.steps[s]; o != nil {
+		o.Observe(took.Seconds())
+	}
+}
+
+// count adds an ended migration: the numbers of its report, and blockBytes for those it gives in blocks.
+func (m *migrationMetrics) count(r *pb.MigrationReport, blockBytes int64) {
+	mode, st := modeLabel(r.GetMode()), strings.ToLower(strings.TrimPrefix(r.GetState().String(), "MIGRATION_STATE_"))
+	total := r.GetTotal().AsDuration().Seconds()
+	m.ended.WithLabelValues(mode, st).Inc()
+	m.seconds.WithLabelValues(mode, st).Observe(total)
+	if code := r.GetCode(); code != "" {
+		if _, known := reasonCodes[Reason(code)]; !known {
+			code = otherCode
+		}
+		m.failures.WithLabelValues(code).Inc()
+	}
+	if t := r.GetTransfer().AsDuration(); t > 0 {
+		m.transfer.Observe(t.Seconds())
+	}
+	m.rawBytes.Add(float64(r.GetBytes()))
+	m.wireBytes.Add(float64(r.GetWireBytes()))
+	m.hereBytes.Add(float64(r.GetBlocksPresent() * blockBytes))
 	m.pages.Add(float64(r.GetPages()))
-	m.bytes.Add(float64(r.GetBytes()))
 	m.retried.Add(float64(r.GetPagesRetried()))
-}
-
-// arenaCollector reads the arenas at scrape time.
-type arenaCollector struct{ d *Daemon }
-
-var (
-	arenaSlots = prometheus.NewDesc("kvferry_arena_slots_slots", "Slots by state: free, reserved, committed, draining.", []string{"engine", "state"}, nil)
-	arenaTable = []struct {
-		desc    *prometheus.Desc
-		kind    prometheus.ValueType
-		reading func(kvstore.ArenaStats) float64
-	}{
-		{arenaDesc("kvferry_arena_leases_leases", "Leases held."), prometheus.GaugeValue, func(s kvstore.ArenaStats) float64 { return float64(s.Leases) }},
-		{arenaDesc("kvferry_arena_leased_blocks", "Blocks under a lease."), prometheus.GaugeValue, func(s kvstore.ArenaStats) float64 { return float64(s.LeasedBlocks) }},
-		{arenaDesc("kvferry_arena_pinned_bytes", "Bytes locked in memory."), prometheus.GaugeValue, func(s kvstore.ArenaStats) float64 { return float64(s.PinnedBytes) }},
-		{arenaDesc("kvferry_arena_evictions_total", "Blocks evicted."), prometheus.CounterValue, func(s kvstore.ArenaStats) float64 { return float64(s.Evictions) }},
-		{arenaDesc("kvferry_arena_checksum_failures_total", "Pages that failed verification."), prometheus.CounterValue, func(s kvstore.ArenaStats) float64 { return float64(s.SumFailures) }},
-	}
-)
-
-func arenaDesc(name, help string) *prometheus.Desc {
-	return prometheus.NewDesc(name, help, []string{"engine"}, nil)
-}
-
-// Describe implements prometheus.Collector.
-func (c *arenaCollector) Describe(ch chan<- *prometheus.Desc) {
-	ch <- arenaSlots
-	for _, row := range arenaTable {
-		ch <- row.desc
+	m.blocksMoved.Add(float64(r.GetBlocksMoved()))
+	m.blocksHere.Add(float64(r.GetBlocksPresent()))
+	m.staleTokens.Add(float64(r.GetStaleTailTokens()))
+	// The engine's prefill after a recompute is not seen here, so only what moved blocks has an actual time.
+	if p := r.GetPredictedSeconds(); p > 0 && r.GetBlocksMoved() > 0 && r.GetState() == pb.MigrationState_MIGRATION_STATE_COMMITTED {
+		m.predicted.WithLabelValues(mode).Observe(p)
+		m.actual.WithLabelValues(mode).Observe(total)
+		m.errorRatio.WithLabelValues(mode).Set(total/p - 1)
 	}
 }
 
-// Collect implements prometheus.Collector.
-func (c *arenaCollector) Collect(ch chan<- prometheus.Metric) {
-	for _, e := range c.d.engines.list() {
-		st := e.arena.Stats()
-		for state, n := range map[string]int{"free": st.SlotsFree, "reserved": st.SlotsReserved, "committed": st.SlotsCommitted, "draining": st.SlotsDraining} {
-			ch <- prometheus.MustNewConstMetric(arenaSlots, prometheus.GaugeValue, float64(n), e.id, state)
-		}
-		for _, row := range arenaTable {
-			ch <- prometheus.MustNewConstMetric(row.desc, row.kind, row.reading(st), e.id)
-		}
+// served counts bytes that went out to a puller.
+func (d *Daemon) served(from transfer.Peer, token []byte, bytes int64, _ bool) {
+	waited, first := d.offers.served(token, bytes)
+	d.metrics.egress.served.WithLabelValues(d.links.label(from.ID)).Add(float64(bytes))
+	if first {
+		d.metrics.egress.wait.Observe(waited.Seconds())
 	}
+}
+
+// newBuild is the constant that names the build and the node.
+func newBuild(d *Daemon) prometheus.Collector {
+	g := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "kvferry_build_info", Help: "1, labelled with the daemon's version, the Go release that built it, and the node and region that it is.",
+		ConstLabels: prometheus.Labels{"version": d.version, "goversion": goVersion(), "node": d.cfg.Node.ID, "region": d.cfg.Node.Region},
+	})
+	g.Set(1)
+	return g
 }

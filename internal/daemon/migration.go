@@ -128,7 +128,9 @@ func (m *migration) run(ctx context.Context) {
 	ctx, stop := context.WithTimeoutCause(ctx, m.demand.deadline, errDeadline)
 	defer stop()
 	for s := m.state(); !s.terminal(); s = m.state() {
+		began := time.Now()
 		ev, err := m.step(ctx, s)
+		m.d.metrics.migration.stepped(s, time.Since(began))
 		m.fire(ctx, ev, err)
 	}
 	m.finish(ctx)
@@ -260,7 +262,7 @@ func (m *migration) finish(ctx context.Context) {
 	m.d.endOffer(ctx, m.drive.link, m.drive.offer.id)
 	report.Total = durationpb.New(time.Since(m.started()))
 	m.d.migrations.ended(m) // before the report: who has it may migrate the session again at once
-	m.d.metrics.ended(report)
+	m.d.metrics.migration.count(report, m.blockBytes())
 	m.mu.Lock()
 	m.mu.report = report
 	m.notifyLocked()
@@ -274,6 +276,14 @@ func (m *migration) finish(ctx context.Context) {
 		attrs = append(attrs, slog.String("code", string(f.Reason)), slog.String("error", f.Error()))
 	}
 	m.d.log.LogAttrs(ctx, level, "migration ended", attrs...)
+}
+
+// blockBytes is the size of the session's blocks, 0 when the engine is not known.
+func (m *migration) blockBytes() int64 {
+	if m.drive.engine == nil {
+		return 0
+	}
+	return m.drive.engine.layout.BlockBytes()
 }
 
 // makeReport says what came of it. Called before the leases are released, so that what it counts is still there.

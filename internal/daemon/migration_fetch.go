@@ -285,6 +285,7 @@ func (l *landing) landed(pair, _, pages int) {
 	dr.left.Add(-int64(pages) * l.pageBytes)
 	if l.left[pair].Add(-int32(pages)) == 0 {
 		w := dr.wanted[pair]
+		dr.engine.landedFrom(w.local) // before anybody can find it
 		if err := dr.engine.arena.CommitLanded(m.owner, w.local); err == nil {
 			dr.moved.Add(1)
 			m.hold(w.key)

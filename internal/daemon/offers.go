@@ -26,6 +26,8 @@ type offer struct {
 	bytesLeft int64 // what the puller still wants, the ticket's size
 	expires   time.Time
 	renewed   time.Time
+	made      time.Time
+	begun     bool // something has been served
 }
 
 // offers are the leases that this node has given to pullers, and at the same time the egress queue: the source's uplink
@@ -57,7 +59,7 @@ func (o *offers) make(e *engine, peer transfer.PeerID, migration string, tenant 
 	}
 	of := &offer{
 		peer: peer, migration: migration, arena: e.arena, lease: lease, refs: refs,
-		bytesLeft: int64(n) * e.layout.BlockBytes(), expires: time.Now().Add(o.ttl), renewed: time.Now(),
+		bytesLeft: int64(n) * e.layout.BlockBytes(), expires: time.Now().Add(o.ttl), renewed: time.Now(), made: time.Now(),
 	}
 	_, _ = rand.Read(of.id[:]) // never fails
 	o.mu.Lock()
@@ -139,13 +141,20 @@ func (o *offers) progress(token []byte, arena *kvstore.Arena) (kvstore.LeaseID, 
 	return lease, nil
 }
 
-// served takes bytes off the ticket.
-func (o *offers) served(token []byte, bytes int64) {
+// served takes bytes off the ticket. first says that they are its first, and waited how long they took to come.
+func (o *offers) served(token []byte, bytes int64) (waited time.Duration, first bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if of, err := o.lookupLocked(token, ""); err == nil {
-		of.bytesLeft = max(0, of.bytesLeft-bytes)
+	of, err := o.lookupLocked(token, "")
+	if err != nil {
+		return 0, false
 	}
+	of.bytesLeft = max(0, of.bytesLeft-bytes)
+	if of.begun || bytes == 0 {
+		return 0, false
+	}
+	of.begun = true
+	return time.Since(of.made), true
 }
 
 // renew keeps an offer and corrects its ticket to what the puller says it still wants.

@@ -287,6 +287,7 @@ func (d *Daemon) answerAccuse(ctx context.Context, from transfer.Peer, call *pb.
 	ref := refFromProto(call.GetSlot())
 	err = of.arena.VerifyBlock(ref)
 	if err == nil {
+		d.metrics.accused.WithLabelValues("good").Inc()
 		return &pb.AccuseAnswer{}, nil
 	}
 	if !errors.Is(err, kvstore.ErrChecksumMismatch) {
@@ -296,6 +297,7 @@ func (d *Daemon) answerAccuse(ctx context.Context, from transfer.Peer, call *pb.
 	if err := of.arena.DropBlock(ref); err != nil {
 		return nil, err
 	}
+	d.metrics.accused.WithLabelValues("dropped").Inc()
 	return &pb.AccuseAnswer{Dropped: true}, nil
 }
 

@@ -1,0 +1,197 @@
+package daemon
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvferry/kvferry/kvstore"
+	"github.com/kvferry/kvferry/transfer"
+)
+
+func goVersion() string { return runtime.Version() }
+
+// row is one metric of a collector that reads a T; reading says whether there is a value.
+type row[T any] struct {
+	desc    *prometheus.Desc
+	kind    prometheus.ValueType
+	reading func(T) (float64, bool)
+}
+
+func always[T any](f func(T) float64) func(T) (float64, bool) {
+	return func(v T) (float64, bool) { return f(v), true }
+}
+
+func gaugeRow[T any](name, help string, labels []string, f func(T) (float64, bool)) row[T] {
+	return row[T]{prometheus.NewDesc(name, help, labels, nil), prometheus.GaugeValue, f}
+}
+
+func counterRow[T any](name, help string, labels []string, f func(T) (float64, bool)) row[T] {
+	return row[T]{prometheus.NewDesc(name, help, labels, nil), prometheus.CounterValue, f}
+}
+
+// collect sends every reading that v has: what is unknown has no sample, not a zero.
+func collectRows[T any](ch chan<- prometheus.Metric, rows []row[T], v T, labels ...string) {
+	for _, r := range rows {
+		if x, ok := r.reading(v); ok {
+			ch <- prometheus.MustNewConstMetric(r.desc, r.kind, x, labels...)
+		}
+	}
+}
+
+func describeRows[T any](ch chan<- *prometheus.Desc, rows []row[T]) {
+	for _, r := range rows {
+		ch <- r.desc
+	}
+}
+
+func one(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// arenaCollector reads the arenas at scrape time.
+type arenaCollector struct{ d *Daemon }
+
+var (
+	arenaSlots = prometheus.NewDesc("kvferry_arena_slots", "Slots by state: free, reserved, committed, draining.", []string{"engine", "state"}, nil)
+	arenaRows  = func() []row[kvstore.ArenaStats] {
+		type st = kvstore.ArenaStats
+		labels := []string{"engine"}
+		return []row[st]{
+			gaugeRow("kvferry_arena_size_bytes", "Size of the arena's file.", labels, always(func(s st) float64 { return float64(s.Bytes) })),
+			gaugeRow("kvferry_arena_touched_bytes", "Bytes of the arena that are backed by memory.", labels, always(func(s st) float64 { return float64(s.TouchedBytes) })),
+			gaugeRow("kvferry_arena_pinned_bytes", "Bytes locked in memory.", labels, always(func(s st) float64 { return float64(s.PinnedBytes) })),
+			gaugeRow("kvferry_arena_leases", "Leases held.", labels, always(func(s st) float64 { return float64(s.Leases) })),
+			gaugeRow("kvferry_arena_leased_blocks", "Blocks under a lease.", labels, always(func(s st) float64 { return float64(s.LeasedBlocks) })),
+			gaugeRow("kvferry_arena_broken", "1 when the arena's memory faulted and it is out of use.", labels, always(func(s st) float64 { return one(s.Broken) })),
+			counterRow("kvferry_arena_evictions_total", "Blocks evicted.", labels, always(func(s st) float64 { return float64(s.Evictions) })),
+			counterRow("kvferry_arena_checksum_failures_total", "Pages that failed verification.", labels, always(func(s st) float64 { return float64(s.SumFailures) })),
+		}
+	}()
+)
+
+// Describe implements prometheus.Collector.
+func (c *arenaCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- arenaSlots
+	describeRows(ch, arenaRows)
+}
+
+// Collect implements prometheus.Collector.
+func (c *arenaCollector) Collect(ch chan<- prometheus.Metric) {
+	for _, e := range c.d.engines.list() {
+		st := e.arena.Stats()
+		for state, n := range map[string]int{"free": st.SlotsFree, "reserved": st.SlotsReserved, "committed": st.SlotsCommitted, "draining": st.SlotsDraining} {
+			ch <- prometheus.MustNewConstMetric(arenaSlots, prometheus.GaugeValue, float64(n), e.id, state)
+		}
+		collectRows(ch, arenaRows, st, e.id)
+	}
+}
+
+// offerCollector reads what is held for pullers.
+type offerCollector struct {
+	d    *Daemon
+	rows []row[held]
+}
+
+// held is what one peer, or all that are not listed, holds of this node.
+type held struct {
+	offers int
+	bytes  int64
+}
+
+func newOfferCollector(d *Daemon) *offerCollector {
+	labels := []string{"peer"}
+	return &offerCollector{d, []row[held]{
+		gaugeRow("kvferry_egress_offers", "Offers held for pullers: sessions leased out.", labels, always(func(h held) float64 { return float64(h.offers) })),
+		gaugeRow("kvferry_egress_backlog_bytes", "Bytes that pullers still want from this node.", labels, always(func(h held) float64 { return float64(h.bytes) })),
+	}}
+}
+
+// Describe implements prometheus.Collector.
+func (c *offerCollector) Describe(ch chan<- *prometheus.Desc) { describeRows(ch, c.rows) }
+
+// Collect implements prometheus.Collector.
+func (c *offerCollector) Collect(ch chan<- prometheus.Metric) {
+	byPeer := map[string]held{otherPeer: {}}
+	for id := range c.d.links.peers {
+		byPeer[string(id)] = held{}
+	}
+	c.d.offers.each(func(peer transfer.PeerID, bytes int64) {
+		label := c.d.links.label(peer)
+		h := byPeer[label]
+		h.offers, h.bytes = h.offers+1, h.bytes+bytes
+		byPeer[label] = h
+	})
+	for label, h := range byPeer {
+		collectRows(ch, c.rows, h, label)
+	}
+}
+
+// each calls f for every offer.
+func (o *offers) each(f func(peer transfer.PeerID, bytesLeft int64)) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, of := range o.mu.byID {
+		f(of.peer, of.bytesLeft)
+	}
+}
+
+// oldest is the age of the oldest offer, 0 without one.
+func (o *offers) oldest(now time.Time) (age time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, of := range o.mu.byID {
+		age = max(age, now.Sub(of.made))
+	}
+	return age
+}
+
+// The calls by which engines ask for blocks, and what they find.
+const (
+	callLookup  = "lookup"
+	callAcquire = "acquire"
+)
+
+var prefixResults = []string{"local", "migrated", "landing", "absent"}
+
+// prefixCount counts the answers of one call.
+type prefixCount struct{ local, migrated, landing, absent int }
+
+// found counts a block that is there.
+func (c *prefixCount) found(e *engine, ref kvstore.SlotRef) {
+	if e.migrated(ref) {
+		c.migrated++
+	} else {
+		c.local++
+	}
+}
+
+// asked adds a call's answers.
+func (m *metrics) asked(e *engine, call string, c prefixCount) {
+	for i, n := range []int{c.local, c.migrated, c.landing, c.absent} {
+		if n > 0 {
+			m.prefix.WithLabelValues(m.region, e.id, call, prefixResults[i]).Add(float64(n))
+		}
+	}
+}
+
+// engineOpened makes the series of a new engine, at zero.
+func (m *metrics) engineOpened(id string) {
+	for _, call := range []string{callLookup, callAcquire} {
+		for _, r := range prefixResults {
+			m.prefix.WithLabelValues(m.region, id, call, r)
+		}
+	}
+}
+
+// landedFrom notes that a slot's block came from another node; only its generation has to be remembered.
+func (e *engine) landedFrom(ref kvstore.SlotRef) { e.landed[ref.Slot].Store(ref.Generation) }
+
+// migrated reports whether the block in a slot came from another node.
+func (e *engine) migrated(ref kvstore.SlotRef) bool {
+	return int(ref.Slot) < len(e.landed) && e.landed[ref.Slot].Load() == ref.Generation
+}

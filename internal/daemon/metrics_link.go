@@ -1,0 +1,162 @@
+package daemon
+
+import (
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvferry/kvferry/transfer"
+)
+
+// otherPeer labels what peers do that the configuration does not list: they may pull, and there may be any number.
+const otherPeer = "other"
+
+// label is a peer's name in metrics.
+func (l *links) label(id transfer.PeerID) string {
+	if _, ok := l.peers[id]; ok {
+		return string(id)
+	}
+	return otherPeer
+}
+
+// linkCollector reads the links. Counters of links that have ended stay in.
+type linkCollector struct {
+	links *links
+	mu    struct {
+		sync.Mutex
+		live map[*transfer.Link]string // label
+		past map[string]linkCounts
+	}
+}
+
+// linkCounts are the counters of all links with one peer.
+type linkCounts struct {
+	transfer.LinkStats // counters only
+	dialFailures       uint64
+}
+
+func (c *linkCounts) add(st transfer.LinkStats) {
+	c.BytesSent += st.BytesSent
+	c.BytesReceived += st.BytesReceived
+	c.PacketsSent += st.PacketsSent
+	c.PacketsReceived += st.PacketsReceived
+	c.PacketsLost += st.PacketsLost
+}
+
+func newLinkCollector(l *links) *linkCollector {
+	c := &linkCollector{links: l}
+	c.mu.live, c.mu.past = map[*transfer.Link]string{}, map[string]linkCounts{}
+	l.counters = c
+	return c
+}
+
+// observe takes note of links that came, and of the last numbers of those that went.
+func (c *linkCollector) observe() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.observeLocked()
+}
+
+func (c *linkCollector) observeLocked() {
+	now := map[*transfer.Link]bool{}
+	for _, link := range c.links.agent.Links() {
+		now[link] = true
+		c.mu.live[link] = c.links.label(link.Peer().ID)
+	}
+	for link, label := range c.mu.live {
+		if now[link] {
+			continue
+		}
+		st := link.Stats()
+		if st.Stripes > 0 { // its last connections are closing
+			continue
+		}
+		past := c.mu.past[label]
+		past.add(st)
+		c.mu.past[label] = past
+		delete(c.mu.live, link)
+	}
+}
+
+// counts adds up what every peer's links have counted so far.
+func (c *linkCollector) counts() map[string]linkCounts {
+	out := map[string]linkCounts{}
+	for id, n := range c.links.failures() {
+		out[string(id)] = linkCounts{dialFailures: n}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.observeLocked()
+	for label, past := range c.mu.past {
+		sum := out[label]
+		sum.add(past.LinkStats)
+		out[label] = sum
+	}
+	for link, label := range c.mu.live {
+		sum := out[label]
+		sum.add(link.Stats())
+		out[label] = sum
+	}
+	return out
+}
+
+var linkLabels = []string{"peer"}
+
+var linkCounters = []row[linkCounts]{
+	counterRow("kvferry_link_sent_bytes_total", "Bytes sent in QUIC packets, by the peer; UDP and IP headers do not count.", linkLabels, always(func(c linkCounts) float64 { return float64(c.BytesSent) })),
+	counterRow("kvferry_link_received_bytes_total", "Bytes received in QUIC packets.", linkLabels, always(func(c linkCounts) float64 { return float64(c.BytesReceived) })),
+	counterRow("kvferry_link_sent_packets_total", "QUIC packets sent.", linkLabels, always(func(c linkCounts) float64 { return float64(c.PacketsSent) })),
+	counterRow("kvferry_link_received_packets_total", "QUIC packets received.", linkLabels, always(func(c linkCounts) float64 { return float64(c.PacketsReceived) })),
+	counterRow("kvferry_link_lost_packets_total", "QUIC packets sent and declared lost: loss is this over kvferry_link_sent_packets_total, as the sender sees it.", linkLabels, always(func(c linkCounts) float64 { return float64(c.PacketsLost) })),
+	counterRow("kvferry_link_dial_failures_total", "Attempts to connect to the peer that failed.", linkLabels, always(func(c linkCounts) float64 { return float64(c.dialFailures) })),
+}
+
+// linkGauges are of configured peers only: several unlisted ones have no common round trip.
+var linkGauges = []row[view]{
+	gaugeRow("kvferry_link_up", "1 when a link with the peer is up; links are made when first needed.", linkLabels, always(func(v view) float64 { return one(v.connected) })),
+	gaugeRow("kvferry_link_stripes", "QUIC connections of the link that is up.", linkLabels, whenUp(func(v view) float64 { return float64(v.stats.Stripes) })),
+	gaugeRow("kvferry_link_rtt_seconds", "Smoothed round-trip time of the fastest connection.", linkLabels, whenUp(func(v view) float64 { return v.stats.RTTSmoothed.Seconds() })),
+	gaugeRow("kvferry_link_rtt_min_seconds", "Least round-trip time seen.", linkLabels, whenUp(func(v view) float64 { return v.stats.RTTMin.Seconds() })),
+	gaugeRow("kvferry_link_queued_bytes", "Page bytes that wait here to be written to the peer.", linkLabels, whenUp(func(v view) float64 { return float64(v.stats.QueuedBytes) })),
+	gaugeRow("kvferry_link_goodput_bytes_per_second", "Page bytes a second of past migrations from the peer, a moving average; absent until measured.", linkLabels, whenMeasured(func(v view) float64 { return v.stats.Goodput })),
+	gaugeRow("kvferry_link_goodput_age_seconds", "Time since the goodput was measured last.", linkLabels, whenMeasured(func(v view) float64 { return v.stats.GoodputAge.Seconds() })),
+	gaugeRow("kvferry_link_prior_goodput_bytes_per_second", "Configured goodput (peers.prior_bps), in bytes; absent when there is none.", linkLabels, func(v view) (float64, bool) {
+		return v.config.PriorBps / 8, v.config.PriorBps > 0
+	}),
+}
+
+func whenUp(f func(view) float64) func(view) (float64, bool) {
+	return func(v view) (float64, bool) {
+		if !v.connected || v.stats.Stripes == 0 {
+			return 0, false
+		}
+		return f(v), true
+	}
+}
+
+func whenMeasured(f func(view) float64) func(view) (float64, bool) {
+	return func(v view) (float64, bool) {
+		if !v.stats.GoodputKnown {
+			return 0, false
+		}
+		return f(v), true
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *linkCollector) Describe(ch chan<- *prometheus.Desc) {
+	describeRows(ch, linkCounters)
+	describeRows(ch, linkGauges)
+}
+
+// Collect implements prometheus.Collector.
+func (c *linkCollector) Collect(ch chan<- prometheus.Metric) {
+	for label, sum := range c.counts() {
+		collectRows(ch, linkCounters, sum, label)
+	}
+	for _, v := range c.links.views() {
+		if c.links.label(v.peer) != otherPeer {
+			collectRows(ch, linkGauges, v, string(v.peer))
+		}
+	}
+}
