@@ -17,13 +17,13 @@ import (
 )
 
 // minShare is what lone transfers must get of the link for the same: headers take a twentieth.
-const minShare = 0.8
+const minShare = 0.85
 
 // maxSizes bounds a job, in means: the share of exponential sizes beyond is e^-16.
 const maxSizes = 16
 
 // minR2 is how well a line must fit lone transfers for the link to be taken for one server.
-const minR2 = 0.98
+const minR2 = 0.99
 
 // unloaded is what a lone transfer takes: propagation and rate.
 type unloaded struct {

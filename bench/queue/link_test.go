@@ -70,13 +70,13 @@ func TestWindowsTooSmall(t *testing.T) {
 		t.Fatal(err)
 	}
 	res := inVirtualTime(t, Config{WAN: m, JobBytes: 512 << 10, ChunkBytes: 1 << 20, Stripes: 8, Duration: time.Second, LinkUtilizations: []float64{.3}, Jobs: 10_000})
-	if res.Link.Calibrated || res.Link.R2 >= minR2 {
-		t.Errorf("R² %v, want below %v", res.Link.R2, minR2)
+	if res.Link.Calibrated {
+		t.Errorf("taken for one server: %+v", *res.Link)
 	}
 	if say := res.conclude(); !strings.Contains(say, "says nothing") {
 		t.Errorf("concluded %q", say)
 	}
-	if len(res.warnings) == 0 || !strings.Contains(res.warnings[0], "not one server") {
+	if len(res.warnings) == 0 || !strings.Contains(res.warnings[0], "not comparable with the laws") {
 		t.Errorf("warnings %q", res.warnings)
 	}
 }

@@ -32,8 +32,16 @@ func (r *Result) pointTable() *results.Table {
 	t := &results.Table{
 		Title: "Mean wait behind other jobs, measured and by law",
 		Columns: []results.Column{
-			{Name: "source", Left: true}, {Name: "order", Left: true}, {Name: "service", Left: true}, {Name: "utilization"}, {Name: "measured", Unit: "s"},
-			{Name: "M/M/1", Unit: "s"}, {Name: "M/G/1", Unit: "s"}, {Name: "sharing", Unit: "s"}, {Name: "backlog", Unit: "s"}, {Name: "its error", Unit: "s"},
+			{Name: "source", Left: true},
+			{Name: "order", Left: true},
+			{Name: "service", Left: true},
+			{Name: "utilization"},
+			{Name: "measured", Unit: "s"},
+			{Name: "M/M/1", Unit: "s"},
+			{Name: "M/G/1", Unit: "s"},
+			{Name: "sharing", Unit: "s"},
+			{Name: "backlog", Unit: "s"},
+			{Name: "its error", Unit: "s"},
 			{Name: "size slope"},
 		},
 		Notes: []string{
@@ -73,8 +81,14 @@ func (r *Result) replayTable() *results.Table {
 	t := &results.Table{
 		Title: "Real QUIC against the simulator with the same arrivals, nearest order first",
 		Columns: []results.Column{
-			{Name: "utilization"}, {Name: "offered"}, {Name: "order", Left: true}, {Name: "simulated", Unit: "s"}, {Name: "measured less simulated", Unit: "s"},
-			{Name: "RMS", Unit: "s"}, {Name: "correlation"}, {Name: "law overlaps", Left: true},
+			{Name: "utilization"},
+			{Name: "offered"},
+			{Name: "order", Left: true},
+			{Name: "simulated", Unit: "s"},
+			{Name: "measured less simulated", Unit: "s"},
+			{Name: "RMS", Unit: "s"},
+			{Name: "correlation"},
+			{Name: "law overlaps", Left: true},
 		},
 	}
 	for _, p := range r.Points {

@@ -12,7 +12,7 @@ import (
 // time in twenty, so all must hold at two and a half times the width (99.99 %), and nine in ten as they are.
 func TestLaws(t *testing.T) {
 	t.Parallel()
-	jobs := 400_000
+	jobs := 200_000
 	if testing.Short() {
 		jobs = 50_000
 	}
@@ -115,7 +115,7 @@ func TestPredictedCrossovers(t *testing.T) {
 // TestCrossovers: the measured ones hold the closed forms within twice their interval, and each law has its own.
 func TestCrossovers(t *testing.T) {
 	t.Parallel()
-	cfg := Config{Jobs: 400_000, Replications: 10, Seed: 2}.withDefaults()
+	cfg := Config{Jobs: 240_000, Replications: 10, Seed: 2}.withDefaults()
 	if testing.Short() {
 		cfg.Jobs, cfg.Replications = 80_000, 6
 	}
