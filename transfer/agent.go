@@ -72,7 +72,12 @@ func Open(cfg Config) (*Agent, error) {
 	if cfg.Conn == nil {
 		return a, nil
 	}
-	a.server = &quic.Transport{Conn: cfg.Conn}
+	if a.cfg.Conn, err = wrapUDP(cfg.Conn); err != nil {
+		a.metrics.unregister()
+		a.cancel(ErrClosed)
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	a.server = &quic.Transport{Conn: a.cfg.Conn}
 	if a.listener, err = a.server.Listen(cfg.serverTLS(), a.quic); err != nil {
 		a.metrics.unregister()
 		a.cancel(ErrClosed)

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/quic-go/quic-go"
 
+	"github.com/kvferry/kvferry/transfer/udp"
 	"github.com/kvferry/kvferry/transfer/wire"
 )
 
@@ -41,10 +42,13 @@ type Config struct {
 	Incarnation string
 
 	// Conn is the socket that peers dial. The agent owns it from a successful
-	// Open on. Nil: the agent only dials.
+	// Open on. A *net.UDPConn is read through package transfer/udp from the call
+	// on, so after a failed one it is good only to be closed; any other, a *udp.Conn
+	// among them, is used as it is. Nil: the agent only dials.
 	Conn net.PacketConn
-	// DialPacket opens the socket of one dialled stripe; the agent closes it.
-	// Default: an UDP socket on a port of the system's choice.
+	// DialPacket opens the socket of one dialled stripe; the agent closes it. A
+	// *net.UDPConn is treated as in Conn. Default: udp.Listen on a port of the
+	// system's choice.
 	DialPacket func(context.Context) (net.PacketConn, error)
 
 	// TLS holds the node's certificate and the CAs of its peers: RootCAs, and
@@ -166,7 +170,7 @@ func (c Config) withDefaults() Config {
 		c.Incarnation = rand.Text()
 	}
 	if c.DialPacket == nil {
-		c.DialPacket = func(context.Context) (net.PacketConn, error) { return net.ListenUDP("udp", nil) }
+		c.DialPacket = func(context.Context) (net.PacketConn, error) { return udp.Listen(":0", udp.Config{}) }
 	}
 	if c.Identify == nil {
 		c.Identify = identify
@@ -182,6 +186,15 @@ func (c Config) withDefaults() Config {
 	c.MaxConnWindow = max(orDefault(c.MaxConnWindow, 64<<20), c.ConnWindow)
 	c.version = orDefault(c.version, wire.Version)
 	return c
+}
+
+// wrapUDP puts a plain UDP socket under transfer/udp; on an error conn is the
+// caller's, as it was.
+func wrapUDP(conn net.PacketConn) (net.PacketConn, error) {
+	if u, ok := conn.(*net.UDPConn); ok {
+		return udp.Wrap(u, udp.Config{})
+	}
+	return conn, nil
 }
 
 func orDefault[T comparable](v, d T) T {

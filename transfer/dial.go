@@ -198,9 +198,13 @@ func (l *Link) dialStripe(ctx context.Context, number uint32) (err error) {
 		return err
 	}
 	cfg := &l.agent.cfg
-	packet, err := cfg.DialPacket(ctx)
+	plain, err := cfg.DialPacket(ctx)
 	if err != nil {
 		return fmt.Errorf("open socket: %w", err)
+	}
+	packet, err := wrapUDP(plain)
+	if err != nil {
+		return errors.Join(fmt.Errorf("open socket: %w", err), plain.Close())
 	}
 	s := &stripe{number: number, packet: packet, transport: &quic.Transport{Conn: packet}}
 	defer func() {

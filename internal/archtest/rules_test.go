@@ -64,7 +64,7 @@ var rules = []rule{
 		reason: "codecs are pure functions over bytes",
 	},
 	{
-		pkg: "transfer/udp", onlyOthers: []string{"golang.org/x/sys", "golang.org/x/net", "github.com/klauspost/reedsolomon"}, planned: true,
+		pkg: "transfer/udp", onlyOthers: []string{"golang.org/x/sys", "golang.org/x/net", "github.com/klauspost/reedsolomon"},
 		reason: "the socket only satisfies quic-go's interfaces, and must be testable without it",
 	},
 	{
