@@ -14,8 +14,9 @@ const (
 	// Warm-up ends when goodput has grown by less than a twentieth, after two to six migrations.
 	leastWarmUps, mostWarmUps = 2, 6
 	warmedUp                  = 1.05
-	// prefillLooks is how often each length is prefilled to calibrate an engine.
-	prefillLooks = 2
+	// prefillLooks is how often each length is prefilled to calibrate an engine, linkLooks how often each is migrated to calibrate
+	// the link; once when quick.
+	prefillLooks, linkLooks = 2, 2
 )
 
 // calibratePrefill measures the engine's speed where nobody stated it: a line through prefills of those lengths.
@@ -64,14 +65,20 @@ func (r *run) calibrateLink(ctx context.Context) error {
 	if err := r.calibratePrefill(ctx, []int64{r.lengths[0], r.lengths[len(r.lengths)-1]}); err != nil {
 		return err
 	}
+	looks := linkLooks
+	if r.cfg.Quick {
+		looks = 1
+	}
 	var rates []float64
-	for _, n := range r.lengths {
-		m, err := r.move(ctx, n)
-		if err != nil {
-			return err
+	for range looks {
+		for _, n := range r.lengths {
+			m, err := r.move(ctx, n)
+			if err != nil {
+				return err
+			}
+			rates = append(rates, m.rate(r.link.rttMin))
+			r.link.migrations++
 		}
-		rates = append(rates, m.rate(r.link.rttMin))
-		r.link.migrations++
 	}
 	r.link.goodput = results.Median(rates)
 	r.in.goodput = r.link.goodput

@@ -1,0 +1,176 @@
+package crossover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// endpoint is an OpenAI-compatible server that takes a fixed time and one a token.
+type endpoint struct {
+	fixed, perToken time.Duration
+	count           func(n int) int // of prompt tokens, as it says
+	mu              sync.Mutex
+	prompts         [][]int
+	keys            []string
+}
+
+func (e *endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	e.mu.Lock()
+	e.keys = append(e.keys, r.Header.Get("Authorization"))
+	e.mu.Unlock()
+	switch r.URL.Path {
+	case "/v1/models":
+		_, _ = w.Write([]byte(`{"object":"list","data":[{"id":"served"},{"id":"other"}]}`))
+	case "/v1/completions":
+		var req struct {
+			Model     string
+			Prompt    []int
+			MaxTokens int `json:"max_tokens"`
+		}
+		if err := json.NewDecoder(r.Body).Decode(&req); err != nil || req.Model != "served" || req.MaxTokens != 1 {
+			http.Error(w, "bad request", http.StatusBadRequest)
+			return
+		}
+		e.mu.Lock()
+		e.prompts = append(e.prompts, req.Prompt)
+		e.mu.Unlock()
+		select {
+		case <-r.Context().Done():
+		case <-time.After(e.fixed + time.Duration(len(req.Prompt))*e.perToken):
+		}
+		n := len(req.Prompt)
+		if e.count != nil {
+			n = e.count(n)
+		}
+		_, _ = fmt.Fprintf(w, `{"choices":[{"text":"a"}],"usage":{"prompt_tokens":%d}}`, n)
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+// A whole run in real time against an endpoint: its time to the first token is what recompute takes, its cache is busted, and
+// its key stays out of the result.
+func TestOpenAI(t *testing.T) {
+	e := &endpoint{fixed: 4 * time.Millisecond, perToken: time.Millisecond}
+	srv := httptest.NewServer(e)
+	defer srv.Close()
+	res, err := Run(t.Context(), Config{
+		WAN: link(t, "rtt=5ms,rate=1Gbps"), Engine: EngineOpenAI, OpenAIURL: srv.URL, OpenAIKey: "hush", Lengths: []int64{16, 48}, Repeats: 2, Quick: true, MaxPrefix: 64,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range res.Points {
+		if least := 4e-3 + 1e-3*float64(p.PrefixTokens); p.Recompute.Low < least {
+			t.Errorf("%d tokens in %v s, the endpoint alone takes %v", p.PrefixTokens, p.Recompute, least)
+		}
+	}
+	if res.Predicted.PrefillSource != "measured" || res.Predicted.PrefillSecondsPerToken <= 0 || !strings.Contains(res.EngineWhat, "served") {
+		t.Errorf("predicted %+v from %s", res.Predicted, res.EngineWhat)
+	}
+	first := map[int]bool{}
+	for _, p := range e.prompts {
+		if first[p[0]] && len(e.prompts) < 40 {
+			t.Errorf("two of %d prompts begin with %d: a prefix cache may know them", len(e.prompts), p[0])
+		}
+		first[p[0]] = true
+	}
+	if slices.ContainsFunc(e.keys, func(k string) bool { return k != "Bearer hush" }) {
+		t.Errorf("keys %v", e.keys)
+	}
+	f, err := res.File(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := json.Marshal(f); err != nil || strings.Contains(string(b), "hush") {
+		t.Errorf("the key is in the result, or: %v", err)
+	}
+}
+
+func TestOpenAIFaults(t *testing.T) {
+	off := httptest.NewServer(nil)
+	off.Close()
+	for name, tc := range map[string]struct {
+		handler http.Handler
+		want    string
+	}{
+		"counts otherwise": {&endpoint{count: func(n int) int { return 3 * n }}, "counted 48 tokens in a prompt of 16"},
+		"no models":        {http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{"data":[]}`)) }), "lists no model"},
+		"no JSON":          {http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>")) }), "invalid character"},
+		"refuses":          {http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no key", http.StatusUnauthorized) }), "(HTTP 401): no key"},
+		"long words": {http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, strings.Repeat("x", 1<<20), http.StatusInternalServerError)
+		}), "(HTTP 500): xxx"},
+		"not there": {nil, "reaches it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			url := off.URL
+			if tc.handler != nil {
+				srv := httptest.NewServer(tc.handler)
+				defer srv.Close()
+				url = srv.URL + "/v1/"
+			}
+			o, err := openOpenAI(t.Context(), Config{OpenAIURL: url})
+			if err == nil {
+				_, err = o.prefill(t.Context(), 16)
+			}
+			end, ok := errors.AsType[*EndpointError](err)
+			if !ok || !strings.Contains(err.Error(), tc.want) || end.Fix == "" || len(err.Error()) > 800 {
+				t.Errorf("error %v, want %q in it", err, tc.want)
+			}
+		})
+	}
+}
+
+// The reference engine computes each prefix: twice as many tokens take longer, and nothing of a prefix is taken from a cache.
+func TestRealEngine(t *testing.T) {
+	cfg := Config{WAN: link(t, "rtt=1ms"), Engine: EngineReal, MaxPrefix: 64}.withDefaults()
+	var b bed
+	if err := b.open(cfg); err != nil {
+		t.Fatal(err, b.close())
+	}
+	defer func() {
+		if err := b.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	preset := presetOf(t, cfg.Model)
+	r, err := openReal(t.Context(), cfg, preset, b.destination)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := r.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	least := map[int64]float64{}
+	for range 3 {
+		for _, n := range []int64{16, 64} {
+			s, err := r.prefill(t.Context(), n)
+			if err != nil || s <= 0 {
+				t.Fatalf("%d tokens: %v s, %v", n, s, err)
+			}
+			if least[n] == 0 || s < least[n] {
+				least[n] = s
+			}
+		}
+	}
+	if least[64] < least[16] {
+		t.Errorf("64 tokens took %v, 16 took %v", least[64], least[16])
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := r.prefill(ctx, 16); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+}
