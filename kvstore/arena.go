@@ -40,6 +40,7 @@ type Arena struct {
 		global    slotHeap
 		protected slotHeap
 		leases    map[LeaseID]*lease
+		expiring  map[LeaseID]*lease // those that have an expiry
 		expired   expiredLeases
 		states    [slotStates]int
 		leased    int // slots with a holder
@@ -96,7 +97,7 @@ func OpenArena(cfg ArenaConfig) (*Arena, error) {
 	}
 	a.mu.states[slotFree] = n
 	a.mu.tenants = make(map[Tenant]*tenantState)
-	a.mu.leases = make(map[LeaseID]*lease)
+	a.mu.leases, a.mu.expiring = make(map[LeaseID]*lease), make(map[LeaseID]*lease)
 	a.mu.global.which, a.mu.protected.which = heapGlobal, heapProtected
 	a.tasks.Go(a.pinAll) // pinner: ends at the file's end or when stop closes
 	return a, nil

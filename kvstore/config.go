@@ -12,8 +12,9 @@ import (
 const (
 	// DefaultArenaDir is where arenas live unless ArenaConfig.Dir says otherwise.
 	DefaultArenaDir = "/dev/shm"
-	// DefaultMaxLeases is the default of ArenaConfig.MaxLeases.
-	DefaultMaxLeases = 65536
+	// DefaultMaxLeases is the default of ArenaConfig.MaxLeases: about 150 MB of leases of one block each, so that a
+	// reader that takes block by block, or one that forgets to release, meets it late.
+	DefaultMaxLeases = 1 << 20
 	// DefaultLeaseTTL is what a ttl of 0 means.
 	DefaultLeaseTTL = 30 * time.Second
 	// MaxSlots bounds the slots of one arena.
@@ -49,7 +50,8 @@ type ArenaConfig struct {
 	// GroupID is the group that owns the file, beside the daemon's user; its members may map it. 0 leaves the
 	// process's group.
 	GroupID int
-	// MaxLeases bounds the leases held at once. Default DefaultMaxLeases; negative is unlimited.
+	// MaxLeases bounds the leases held at once, whatever they hold; beyond it Acquire is ErrLeaseLimit. Default
+	// DefaultMaxLeases; negative is unlimited.
 	MaxLeases int
 	// TenantSlots returns the most slots a tenant may use; 0 or negative is unlimited. Nil means no quotas. It is
 	// called with the arena locked: it must return at once and must not call the arena.

@@ -3,6 +3,7 @@ package kvstore
 import (
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // CheckInvariants recounts everything the arena keeps incrementally and compares.
@@ -21,6 +22,15 @@ func (a *Arena) CheckInvariants() error {
 	var states [slotStates]int
 	used := map[Tenant]int{}
 	children := map[uint32]int32{}
+	holders := map[SlotRef]int32{}
+	for id, l := range a.mu.leases {
+		check(a.mu.expiring[id] != nil == !l.expiry.IsZero(), "lease %s: expiry %v", id, l.expiry)
+		check(slices.IsSortedFunc(l.refs, bySlot), "lease %s: not in order", id)
+		for _, ref := range l.refs {
+			holders[ref]++
+		}
+	}
+	check(len(a.mu.expiring) <= len(a.mu.leases), "%d leases, %d of them expire", len(a.mu.leases), len(a.mu.expiring))
 	leased, candidates, protected, indexed := 0, 0, 0, 0
 	for i := range a.mu.slots {
 		s := &a.mu.slots[i]
@@ -31,12 +41,11 @@ func (a *Arena) CheckInvariants() error {
 				children[p]++
 			}
 		}
-		if len(s.holders) > 0 {
+		check(len(s.writers) == 0 || s.state == slotDraining || s.state == slotFree, "slot %d: %d writers in state %d", i, len(s.writers), s.state)
+		check(s.holders == holders[a.refLocked(uint32(i))], "slot %d: %d holders, counted %d", i, s.holders, holders[a.refLocked(uint32(i))])
+		if s.holders > 0 {
 			leased++
 			check(s.state == slotCommitted || s.state == slotDraining, "slot %d: leased in state %d", i, s.state)
-		}
-		for _, id := range s.holders {
-			check(a.mu.leases[id] != nil, "slot %d: held by unknown lease", i)
 		}
 		check(s.listed() == s.evictable(), "slot %d: listed %v, evictable %v", i, s.listed(), s.evictable())
 		if s.listed() {

@@ -1,6 +1,7 @@
 package kvstore
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -19,8 +20,15 @@ func (id LeaseID) String() string { return fmt.Sprintf("%016x", uint64(id)) }
 type lease struct {
 	id     LeaseID
 	owner  Owner
-	refs   []SlotRef
+	refs   []SlotRef // by slot
 	expiry time.Time // zero: never
+}
+
+func bySlot(a, b SlotRef) int { return cmp.Compare(a.Slot, b.Slot) }
+
+func (l *lease) holds(ref SlotRef) bool {
+	at, ok := slices.BinarySearchFunc(l.refs, ref, bySlot)
+	return ok && l.refs[at] == ref
 }
 
 func (l *lease) expiredAt(now time.Time) bool { return !l.expiry.IsZero() && !now.Before(l.expiry) }
@@ -116,18 +124,22 @@ func (a *Arena) acquire(o Owner, t Tenant, keys []BlockKey, ttl time.Duration, p
 	if limit := a.cfg.MaxLeases; limit > 0 && len(a.mu.leases) >= limit && a.expireLocked(now) == 0 {
 		return 0, nil, 0, fmt.Errorf("%w: %d held; release some or raise MaxLeases", ErrLeaseLimit, limit)
 	}
-	l := &lease{id: a.newLeaseIDLocked(), owner: o, refs: refs, expiry: expiryOf(now, ttl)}
+	l := &lease{id: a.newLeaseIDLocked(), owner: o, refs: slices.Clone(refs), expiry: expiryOf(now, ttl)}
+	slices.SortFunc(l.refs, bySlot)
 	a.mu.leases[l.id] = l
+	if !l.expiry.IsZero() {
+		a.mu.expiring[l.id] = l
+	}
 	stamp := a.tickLocked()
 	for _, ref := range refs {
 		a.unlistLocked(ref.Slot)
 		s := &a.mu.slots[ref.Slot]
 		s.stamp, s.protected = stamp, true
-		if s.holders = append(s.holders, l.id); len(s.holders) == 1 {
+		if s.holders++; s.holders == 1 {
 			a.mu.leased++
 		}
 	}
-	return l.id, slices.Clone(refs), len(refs), nil
+	return l.id, refs, len(refs), nil
 }
 
 func (a *Arena) newLeaseIDLocked() LeaseID {
@@ -174,6 +186,9 @@ func (a *Arena) Renew(id LeaseID, ttl time.Duration) error {
 		return fmt.Errorf("renew: %w", err)
 	}
 	l.expiry = expiryOf(now, ttl)
+	if delete(a.mu.expiring, id); !l.expiry.IsZero() {
+		a.mu.expiring[id] = l
+	}
 	return nil
 }
 
@@ -192,12 +207,11 @@ func (a *Arena) Release(id LeaseID) error {
 
 func (a *Arena) dropLeaseLocked(l *lease) {
 	delete(a.mu.leases, l.id)
+	delete(a.mu.expiring, l.id)
 	stamp := a.tickLocked()
 	for _, ref := range l.refs {
 		s := &a.mu.slots[ref.Slot] // held until here, so still this generation
-		at := slices.Index(s.holders, l.id)
-		s.holders = slices.Delete(s.holders, at, at+1)
-		if len(s.holders) == 0 {
+		if s.holders--; s.holders == 0 {
 			a.mu.leased--
 			s.stamp = stamp
 			a.settleLocked(ref.Slot)
@@ -215,7 +229,7 @@ func (a *Arena) ExpireLeases(now time.Time) []LeaseID {
 
 func (a *Arena) sweepLocked(now time.Time) []LeaseID {
 	var ids []LeaseID
-	for id, l := range a.mu.leases {
+	for id, l := range a.mu.expiring {
 		if l.expiredAt(now) {
 			ids = append(ids, id)
 		}
@@ -231,7 +245,8 @@ func (a *Arena) sweepLocked(now time.Time) []LeaseID {
 func (a *Arena) expireLocked(now time.Time) int { return len(a.sweepLocked(now)) }
 
 // ReleaseOwner gives back everything o holds: leases end, reservations are aborted, except those whose pages have all
-// landed, which become ordinary cache. For an engine that died or a migration that ended.
+// landed, which become ordinary cache; slots that AbortLost left to it no longer wait for it. For an engine or one of
+// its processes that died, or a migration that ended.
 func (a *Arena) ReleaseOwner(o Owner) Released {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -248,6 +263,9 @@ func (a *Arena) ReleaseOwner(o Owner) Released {
 	}
 	for i := range a.mu.slots {
 		s := &a.mu.slots[i]
+		if s.state == slotDraining {
+			a.quietLocked(o, uint32(i))
+		}
 		if s.state != slotReserved || s.owner != o {
 			continue
 		}

@@ -32,14 +32,15 @@ func (a *Arena) beginRead(id LeaseID, ref SlotRef, first, n int, dst []byte, sum
 	if err := a.usableLocked(); err != nil {
 		return err
 	}
-	if _, err := a.leaseLocked(id, a.now()); err != nil {
+	l, err := a.leaseLocked(id, a.now())
+	if err != nil {
 		return err
 	}
 	s, err := a.resolveLocked(ref)
 	switch {
 	case err != nil:
 		return err
-	case !slices.Contains(s.holders, id):
+	case !l.holds(ref):
 		return fmt.Errorf("slot %s is not part of lease %s: %w", ref, id, ErrBlockNotFound)
 	case first < 0 || n < 1 || n > a.pages || first > a.pages-n:
 		return &FieldError{

@@ -30,8 +30,9 @@ type slot struct {
 	doomed     bool // invalidated while reserved
 	sealing    bool // the last part is in and page sums are being computed
 	protected  bool
-	inflight   int32 // copies, checks and reservations in progress
-	holders    []LeaseID
+	inflight   int32   // copies, checks and reservations in progress
+	holders    int32   // leases, a lease once for each time it names the block
+	writers    []Owner // of a draining slot: processes that may still write it
 
 	parent    SlotRef // the block this one continues; Generation 0 when unknown
 	children  int32   // resident blocks that continue this one
@@ -63,7 +64,7 @@ const (
 func (s *slot) listed() bool { return s.heapAt[heapGlobal] >= 0 }
 
 func (s *slot) evictable() bool {
-	return s.state == slotCommitted && s.inflight == 0 && len(s.holders) == 0
+	return s.state == slotCommitted && s.inflight == 0 && s.holders == 0
 }
 
 // tenantState is what one tenant uses. It exists while the tenant has a slot.
@@ -123,7 +124,7 @@ func (a *Arena) takeLocked(k indexKey, o Owner) uint32 {
 	k.key, k.tenant = BlockKey(strings.Clone(string(k.key))), Tenant(strings.Clone(string(k.tenant)))
 	*s = slot{
 		generation: s.generation + 1, key: k, owner: o, state: s.state, indexed: true,
-		heapAt: [heapCount]int32{-1, -1, -1}, holders: s.holders[:0], sums: s.sums, fillRanks: s.fillRanks[:0],
+		heapAt: [heapCount]int32{-1, -1, -1}, writers: s.writers[:0], sums: s.sums, fillRanks: s.fillRanks[:0],
 		fill: fillState{pages: s.fill.pages[:0]},
 	}
 	if s.sums == nil {
@@ -198,7 +199,7 @@ func (a *Arena) settleLocked(i uint32) {
 	switch {
 	case s.evictable():
 		a.listLocked(i)
-	case s.state == slotDraining && s.inflight == 0 && len(s.holders) == 0:
+	case s.state == slotDraining && s.inflight == 0 && s.holders == 0 && len(s.writers) == 0:
 		a.freeLocked(i)
 	}
 }
