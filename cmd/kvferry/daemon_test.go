@@ -122,10 +122,10 @@ func (d *fakeDaemon) ListSessions(_ context.Context, r *pb.ListSessionsRequest) 
 	d.asked(r)
 	return &pb.ListSessionsResponse{Sessions: []*pb.SessionStatus{{
 		Session: &pb.Session{
-			Ref: &pb.SessionRef{SessionId: "chat"}, LayoutPin: []byte{0xab, 0xcd}, BlockKeys: [][]byte{make([]byte, 32), make([]byte, 32)},
+			Ref: &pb.SessionRef{SessionId: "chat"}, LayoutPin: []byte{0xab, 0xcd},
 			Tokens: 40, OwnerNodeId: "eu-1", Epoch: 2, Version: 3, RepinSeq: 4,
 		},
-		BlocksPresent: 1,
+		BlocksPresent: 1, BlocksTotal: 2,
 	}}}, nil
 }
 

@@ -106,6 +106,7 @@ var reasonExits = map[daemon.Reason]exitCode{
 	daemon.ReasonShuttingDown:      exitUnreachable,
 	daemon.ReasonPermission:        exitRefused,
 	daemon.ReasonTooManyHops:       exitRefused,
+	daemon.ReasonStorage:           exitFailed,
 	daemon.ReasonInternal:          exitFailed,
 }
 

@@ -16,13 +16,16 @@ func (a *app) newSessions() *cobra.Command {
 		Use: "sessions", Short: "List sessions that the daemon at --addr owns or has handed over", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.ask(cmd, func(ctx context.Context, c clients) error {
-				resp, err := c.region.ListSessions(ctx, &pb.ListSessionsRequest{Tenant: tenant})
-				if err != nil {
-					return err
-				}
-				list := make([]sessionView, 0, len(resp.GetSessions()))
-				for _, s := range resp.GetSessions() {
-					list = append(list, viewSession(s))
+				list := []sessionView{}
+				for page, more := "", true; more; more = page != "" {
+					resp, err := c.region.ListSessions(ctx, &pb.ListSessionsRequest{Tenant: tenant, Page: page})
+					if err != nil {
+						return err
+					}
+					for _, s := range resp.GetSessions() {
+						list = append(list, viewSession(s))
+					}
+					page = resp.GetNextPage()
 				}
 				return a.print(map[string]any{"sessions": list}, func(w io.Writer) {
 					row(w, "SESSION", "TENANT", "OWNER", "TOKENS", "BLOCKS HERE", "EPOCH", "VERSION", "REPIN SEQ")

@@ -138,7 +138,7 @@ type sessionView struct {
 	SessionID     string `json:"session_id"`
 	OwnerNodeID   string `json:"owner_node_id"`
 	Tokens        int64  `json:"tokens"`
-	Blocks        int    `json:"blocks"`
+	Blocks        int64  `json:"blocks"`
 	BlocksPresent int64  `json:"blocks_present"`
 	Epoch         uint64 `json:"epoch"`
 	Version       uint64 `json:"version"`
@@ -151,7 +151,7 @@ func viewSession(s *pb.SessionStatus) sessionView {
 	r := s.GetSession()
 	return sessionView{
 		Tenant: r.GetRef().GetTenant(), SessionID: r.GetRef().GetSessionId(), OwnerNodeID: r.GetOwnerNodeId(), Tokens: r.GetTokens(),
-		Blocks: len(r.GetBlockKeys()), BlocksPresent: s.GetBlocksPresent(), Epoch: r.GetEpoch(), Version: r.GetVersion(),
+		Blocks: s.GetBlocksTotal(), BlocksPresent: s.GetBlocksPresent(), Epoch: r.GetEpoch(), Version: r.GetVersion(),
 		RepinSeq: r.GetRepinSeq(), LayoutPin: hex.EncodeToString(r.GetLayoutPin()), Fidelity: enumName(r.GetFidelity(), "FIDELITY_", true),
 	}
 }

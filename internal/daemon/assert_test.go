@@ -113,13 +113,9 @@ func (f *fleet) wantOwner(session, want string) {
 // record is what a node knows of a session; nil for nothing.
 func (n *node) record(session string) *pb.Session {
 	n.f.t.Helper()
-	resp, err := n.region.ListSessions(context.Background(), &pb.ListSessionsRequest{})
-	if err != nil {
-		n.f.t.Fatal(err)
-	}
-	for _, s := range resp.GetSessions() {
-		if s.GetSession().GetRef().GetSessionId() == session {
-			return s.GetSession()
+	for _, s := range n.d.sessions.List() { // with its keys, which ListSessions leaves out
+		if string(s.ID) == session {
+			return sessionToProto(s)
 		}
 	}
 	return nil

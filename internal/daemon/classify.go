@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 
 	"google.golang.org/protobuf/proto"
 
@@ -80,6 +81,11 @@ func classifyStore(err error) *Failure {
 	}
 	if _, ok := errors.AsType[*kvstore.ArenaDirError](err); ok {
 		return failf(ReasonArenaSpace, "set arena.dir to a memory filesystem such as /dev/shm", "%v", err)
+	}
+	for _, disk := range []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO} {
+		if errors.Is(err, disk) {
+			return failf(ReasonStorage, "free space in state_dir, or make it writable; nothing was handed over", "%v", err)
+		}
 	}
 	for _, row := range []struct {
 		err    error

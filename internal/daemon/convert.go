@@ -1,7 +1,11 @@
 package daemon
 
 import (
+	"strconv"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -146,6 +150,11 @@ func sessionFromProto(s *pb.Session) (kvstore.Session, error) {
 	return out, nil
 }
 
+// printable reports whether a name can be shown in a log or a terminal as it is.
+func printable(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
+}
+
 // sessionRefFromProto validates a name given by a caller.
 func sessionRefFromProto(r *pb.SessionRef) (kvstore.Tenant, kvstore.SessionID, error) {
 	if r.GetSessionId() == "" || len(r.GetSessionId()) > 256 {
@@ -153,6 +162,12 @@ func sessionRefFromProto(r *pb.SessionRef) (kvstore.Tenant, kvstore.SessionID, e
 	}
 	if len(r.GetTenant()) > 128 {
 		return "", "", invalid("session.tenant", len(r.GetTenant()), "at most 128 bytes")
+	}
+	if !printable(r.GetSessionId()) {
+		return "", "", invalid("session.session_id", strconv.QuoteToASCII(r.GetSessionId()), "UTF-8 without control characters")
+	}
+	if !printable(r.GetTenant()) {
+		return "", "", invalid("session.tenant", strconv.QuoteToASCII(r.GetTenant()), "UTF-8 without control characters")
 	}
 	return kvstore.Tenant(r.GetTenant()), kvstore.SessionID(r.GetSessionId()), nil
 }

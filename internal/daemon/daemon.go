@@ -128,6 +128,7 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 	if d.servers, err = d.serve(parts); err != nil {
 		return nil, err
 	}
+	d.announceOwned()
 	d.wg.Go(d.sweep) // owner: d; ends when closing
 	d.log.LogAttrs(context.Background(), slog.LevelInfo, "daemon started", slog.String("node_id", cfg.Node.ID), slog.String("region_id", cfg.Node.Region),
 		slog.String("incarnation", d.incarnation), slog.String("quic", d.agent.Addr().String()))

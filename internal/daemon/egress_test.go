@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
 
@@ -111,7 +112,7 @@ func TestTickets(t *testing.T) {
 		}
 		o := f.nodes["a"].d.offers
 		draw := func(peer string, n int, want int64) *offer {
-			of, before, err := o.make(e, "b", "m-"+peer, "", keysOf(keys[:n]))
+			of, before, err := o.make(e, "b", "m-"+peer, kvstore.Session{Keys: keysOf(keys[:n])})
 			if err != nil || before != want {
 				t.Fatalf("ticket of %d blocks: %d bytes before it, want %d: %v", n, before, want, err)
 			}

@@ -80,7 +80,7 @@ type drive struct {
 	epoch     uint64
 	stale     int64
 
-	held     map[kvstore.BlockKey]kvstore.LeaseID // blocks here, kept from eviction until the end
+	held     map[kvstore.BlockKey]kvstore.LeaseID // blocks kept from eviction until the end; 0: by a lease of many
 	heldMu   sync.Mutex
 	wanted   []wanted
 	present0 int64 // blocks that were here at the start
@@ -138,24 +138,7 @@ func (m *migration) run(ctx context.Context) {
 
 // step does what state s asks for and says what happened.
 func (m *migration) step(ctx context.Context, s state) (event, error) {
-	var ev event
-	var err error
-	switch s {
-	case stateLocating:
-		ev, err = m.locate(ctx)
-	case stateOffering:
-		ev, err = m.offer(ctx)
-	case statePlanning:
-		ev, err = m.plan(ctx)
-	case stateReserving:
-		ev, err = m.reserve(ctx)
-	case stateTransferring:
-		ev, err = m.transfer(ctx)
-	case stateHandingOver:
-		ev, err = m.handOver(context.WithoutCancel(ctx)) // once asked, the authority's answer must be heard
-	default:
-		err = failf(ReasonInternal, "report this", "BUG: no step for state %s", s)
-	}
+	ev, err := m.act(ctx, s)
 	if err == nil {
 		return ev, nil
 	}
@@ -174,6 +157,32 @@ func (m *migration) step(ctx context.Context, s state) (event, error) {
 		return evSourceGone, f
 	}
 	return evFailed, f
+}
+
+// act does what state s asks for. A panic fails the migration, not the daemon.
+func (m *migration) act(ctx context.Context, s state) (ev event, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = m.d.panicked(ctx, "migration "+s.String(), r)
+		}
+	}()
+	switch s {
+	case stateLocating:
+		ev, err = m.locate(ctx)
+	case stateOffering:
+		ev, err = m.offer(ctx)
+	case statePlanning:
+		ev, err = m.plan(ctx)
+	case stateReserving:
+		ev, err = m.reserve(ctx)
+	case stateTransferring:
+		ev, err = m.transfer(ctx)
+	case stateHandingOver:
+		ev, err = m.handOver(context.WithoutCancel(ctx)) // once asked, the authority's answer must be heard
+	default:
+		err = failf(ReasonInternal, "report this", "BUG: no step for state %s", s)
+	}
+	return ev, err
 }
 
 // sourceGone reports whether a failure means that the source is out of reach, so that only recompute is left.
@@ -263,6 +272,7 @@ func (m *migration) finish(ctx context.Context) {
 	report.Total = durationpb.New(time.Since(m.started()))
 	m.d.migrations.ended(m) // before the report: who has it may migrate the session again at once
 	m.d.metrics.migration.count(report, m.blockBytes())
+	m.forget()
 	m.mu.Lock()
 	m.mu.report = report
 	m.notifyLocked()
@@ -276,6 +286,15 @@ func (m *migration) finish(ctx context.Context) {
 		attrs = append(attrs, slog.String("code", string(f.Reason)), slog.String("error", f.Error()))
 	}
 	m.d.log.LogAttrs(ctx, level, "migration ended", attrs...)
+}
+
+// forget drops what only a running migration needs: ended ones are remembered by the thousand.
+func (m *migration) forget() {
+	dr := &m.drive
+	m.demand.keys, dr.session.Keys, dr.wanted, dr.offer.slots, dr.link = nil, nil, nil, nil, nil
+	dr.heldMu.Lock()
+	defer dr.heldMu.Unlock()
+	dr.held = nil
 }
 
 // blockBytes is the size of the session's blocks, 0 when the engine is not known.
@@ -304,7 +323,10 @@ func (m *migration) makeReport(st state) *pb.MigrationReport {
 	if f := dr.failure; f != nil && st != stateCommitted && st != stateRedirect {
 		r.Code, r.Message = string(f.Reason), f.Error()
 	}
-	if dr.engine != nil {
+	if r.GetEpoch() == 0 {
+		r.Epoch = dr.session.Epoch // as last seen: nothing moved
+	}
+	if dr.engine != nil && dr.session.Tokens > 0 {
 		usable := presentPrefix(dr.engine.arena, m.demand.tenant, dr.session.Keys)
 		r.BlocksUsable = int64(usable)
 		r.TailTokens = tailTokens(dr.session.Tokens, usable, dr.engine.layout.BlockTokens)
@@ -337,5 +359,5 @@ func (m *migration) takeOver() {
 	}
 	dr.ownership, dr.epoch = pb.Ownership_OWNERSHIP_MOVED, s.Epoch
 	m.d.flip(s.Tenant, s.ID, m.d.self, s.Epoch)
-	m.d.yields.add(s)
+	m.d.yields.add(m.d.links.ids(), s)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -113,7 +114,10 @@ func (m *migration) reserve(ctx context.Context) (event, error) {
 func (m *migration) allHere() (event, error) {
 	dr := &m.drive
 	n := dr.offer.available
-	for n < len(dr.session.Keys) && m.hold(dr.session.Keys[n]) {
+	if err := m.holdPresent(dr.session.Keys[n:]); err != nil {
+		return 0, err
+	}
+	for n < len(dr.session.Keys) && m.holds(dr.session.Keys[n]) {
 		n++
 	}
 	dr.lost = len(dr.session.Keys) - n
@@ -143,13 +147,16 @@ func (m *migration) reserveOnce(keys []kvstore.BlockKey) (pending int, err error
 			m.abortWanted()
 		}
 	}()
+	if err := m.holdPresent(keys); err != nil {
+		return 0, err
+	}
 	for i := 0; i < len(keys); {
-		if m.hold(keys[i]) {
+		if m.holds(keys[i]) {
 			i++
 			continue
 		}
 		first := i
-		for i < len(keys) && i-first < maxKeysPerCall && !m.hold(keys[i]) {
+		for i < len(keys) && i-first < maxKeysPerCall && !m.holds(keys[i]) {
 			i++
 		}
 		var parent kvstore.BlockKey
@@ -172,19 +179,59 @@ func (m *migration) reserveOnce(keys []kvstore.BlockKey) (pending int, err error
 	return pending, nil
 }
 
-// hold keeps a present block from eviction until the migration ends.
-func (m *migration) hold(k kvstore.BlockKey) bool {
+// holds reports whether block k is kept from eviction until the migration ends.
+func (m *migration) holds(k kvstore.BlockKey) bool {
 	m.drive.heldMu.Lock()
 	defer m.drive.heldMu.Unlock()
-	if _, ok := m.drive.held[k]; ok {
-		return true
+	_, ok := m.drive.held[k]
+	return ok
+}
+
+// holdPresent takes one lease on all of keys that are present and not held yet, and on those that landed since the last
+// time, whose own leases it then gives back.
+func (m *migration) holdPresent(keys []kvstore.BlockKey) error {
+	dr, a, t := &m.drive, m.drive.engine.arena, m.demand.tenant
+	dr.heldMu.Lock()
+	defer dr.heldMu.Unlock()
+	var want []kvstore.BlockKey
+	for _, k := range keys {
+		if lease, ok := dr.held[k]; ok && lease == 0 {
+			continue
+		}
+		if st, _ := a.Lookup(t, k); st == kvstore.BlockPresent {
+			want = append(want, k)
+		}
 	}
+	for len(want) > 0 {
+		_, _, err := a.Acquire(m.owner, t, want, -1)
+		if err == nil {
+			break
+		}
+		gone, ok := errors.AsType[*kvstore.BlockError](err)
+		if !ok || !errors.Is(err, kvstore.ErrBlockNotFound) {
+			return err
+		}
+		want = slices.Delete(want, gone.Index, gone.Index+1) // evicted since the look
+	}
+	for _, k := range want {
+		if lease := dr.held[k]; lease != 0 {
+			_ = a.Release(lease) // the batch's lease holds the block now
+		}
+		dr.held[k] = 0
+	}
+	return nil
+}
+
+// holdLanded keeps a block that has just landed, until the next holdPresent takes it into its lease. A block that can't
+// be held is looked for again then.
+func (m *migration) holdLanded(k kvstore.BlockKey) {
 	lease, _, err := m.drive.engine.arena.Acquire(m.owner, m.demand.tenant, []kvstore.BlockKey{k}, -1)
 	if err != nil {
-		return false
+		return
 	}
+	m.drive.heldMu.Lock()
+	defer m.drive.heldMu.Unlock()
 	m.drive.held[k] = lease
-	return true
 }
 
 // abortWanted gives back reserved slots that did not land. The transfer must be quiet.
@@ -242,6 +289,11 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 	if errors.Is(err, transfer.ErrChecksumMismatch) && ctx.Err() == nil {
 		return m.accuse(ctx, local, remote, err)
 	}
+	if f := classify(err); f.Reason == ReasonArenaFault && m.demand.mode == planner.ModeNone && len(m.demand.keys) == 0 {
+		// The source's memory is gone, but it can still hand over: keep what is here.
+		dr.offer.available, dr.offer.slots, dr.failure = 0, nil, f
+		return evLanded, nil
+	}
 	return 0, err
 }
 
@@ -288,7 +340,7 @@ func (l *landing) landed(pair, _, pages int) {
 		dr.engine.landedFrom(w.local) // before anybody can find it
 		if err := dr.engine.arena.CommitLanded(m.owner, w.local); err == nil {
 			dr.moved.Add(1)
-			m.hold(w.key)
+			m.holdLanded(w.key)
 			dr.engine.publish(&pb.EventsResponse{Event: &pb.EventsResponse_Landed{Landed: &pb.Landed{
 				MigrationId: m.id, Tenant: string(m.demand.tenant), Keys: [][]byte{[]byte(w.key)},
 			}}})

@@ -30,7 +30,7 @@ func (m *migration) handOver(ctx context.Context) (event, error) {
 		case err == nil && answer.GetMoved():
 			return m.adopt(answer.GetEpoch(), answer.GetStaleTailTokens())
 		case err == nil:
-			if again, err := m.grew(ctx, answer.GetGrown()); err != nil || !again {
+			if again, err := m.grew(ctx); err != nil || !again {
 				return evGrown, err
 			}
 			continue
@@ -69,22 +69,15 @@ func (m *migration) askHandOver(ctx context.Context) (*pb.HandOverAnswer, error)
 
 // grew takes over the session as it is now. again is true when nothing has to move and the hand-over can be asked for
 // at once; otherwise the delta's blocks are offered and are to be fetched.
-func (m *migration) grew(ctx context.Context, now *pb.Session) (again bool, err error) {
+func (m *migration) grew(ctx context.Context) (again bool, err error) {
 	dr := &m.drive
 	dr.grown++
-	if dr.mode != planner.ModeFetch {
-		s, err := sessionFromProto(now)
-		if err == nil {
-			dr.session = s
-		}
-		return true, err
-	}
 	old := dr.offer.id
 	if err := m.askOffer(ctx); err != nil {
 		return false, err
 	}
 	m.d.endOffer(ctx, dr.link, old)
-	return false, nil
+	return dr.mode != planner.ModeFetch, nil
 }
 
 // adopt records that this node owns the session.

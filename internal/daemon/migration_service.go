@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"context"
+	"crypto/sha256"
+	"strconv"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -26,6 +28,9 @@ func (d *Daemon) demandFromProto(req *pb.MigrateRequest, planning bool) (demand,
 	}
 	if n := len(q.requestID); n > 128 || n == 0 && !planning {
 		return q, invalid("request_id", n, "1 to 128 bytes, chosen by the caller and the same in a retry")
+	}
+	if !printable(q.requestID) {
+		return q, invalid("request_id", strconv.QuoteToASCII(q.requestID), "UTF-8 without control characters")
 	}
 	if !(q.expectedTurns >= 0 && q.expectedTurns < 1e9) {
 		return q, invalid("expected_turns", q.expectedTurns, "0 (not given) or more")
@@ -82,7 +87,8 @@ func (d *Daemon) replicationDemand(q demand, req *pb.MigrateRequest) (demand, er
 
 func fingerprint(req *pb.MigrateRequest) (string, error) {
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
-	return string(b), err
+	sum := sha256.Sum256(b)
+	return string(sum[:]), err
 }
 
 // progressEvery bounds how often a stream sends progress.

@@ -188,13 +188,41 @@ func wrongHint(err error) bool {
 	}
 }
 
-// askOffer makes one offer call and takes the answer over.
+// askOffer asks for an offer, part by part where its keys do not fit one answer, and takes it over.
 func (m *migration) askOffer(ctx context.Context) error {
-	dr := &m.drive
 	call := &pb.OfferCall{Session: m.demand.ref(), MigrationId: m.id, Keys: keysToProto(m.demand.keys), DryRun: m.dry}
-	if dr.engine != nil {
-		call.Layout = layoutToProto(dr.engine.layout)
+	if e := m.drive.engine; e != nil {
+		call.Layout = layoutToProto(e.layout)
 	}
+	whole, err := m.callOffer(ctx, call)
+	if err != nil {
+		return err
+	}
+	if whole.GetKeysTotal() > maxSessionKeys {
+		return badOffer("%d keys", whole.GetKeysTotal())
+	}
+	for s := whole.GetSession(); len(s.GetBlockKeys()) < int(whole.GetKeysTotal()); {
+		call.OfferId, call.First = whole.GetOfferId(), uint32(len(s.GetBlockKeys()))
+		part, err := m.callOffer(ctx, call)
+		if err != nil {
+			m.d.endOffer(ctx, m.drive.link, whole.GetOfferId())
+			return err
+		}
+		if part.GetSession().GetVersion() != s.GetVersion() { // only a dry run can meet this: an offer is of one version
+			return failf(ReasonStaleGeneration, "ask again", "the session grew while it was being described")
+		}
+		if len(part.GetSession().GetBlockKeys()) == 0 {
+			return badOffer("an empty part after %d of %d keys", call.GetFirst(), whole.GetKeysTotal())
+		}
+		s.BlockKeys = append(s.BlockKeys, part.GetSession().GetBlockKeys()...)
+		whole.Slots = append(whole.Slots, part.GetSlots()...)
+	}
+	return m.takeOffer(whole)
+}
+
+// callOffer makes one offer call and notes the link that it went over.
+func (m *migration) callOffer(ctx context.Context, call *pb.OfferCall) (*pb.OfferAnswer, error) {
+	dr := &m.drive
 	link, resp, err := m.d.callNode(ctx, dr.source, &pb.PeerRequest{Call: &pb.PeerRequest_Offer{Offer: call}})
 	if link != nil {
 		m.mu.Lock() // the renewer reads it
@@ -202,16 +230,43 @@ func (m *migration) askOffer(ctx context.Context) error {
 		m.mu.Unlock()
 		dr.sourceInc, dr.sourceReg = link.Peer().Incarnation, m.d.links.peers[dr.source].Region
 	}
-	if err != nil {
-		return err
+	return resp.GetOffer(), err
+}
+
+// badOffer is the failure of an answer that no kvferryd of this release gives.
+func badOffer(format string, args ...any) *Failure {
+	return failf(ReasonVersionMismatch, "run the same release on both nodes", "the source's offer makes no sense: "+format, args...)
+}
+
+// checkOffer holds an answer to the question: a peer is believed about its own blocks and nothing else.
+func (m *migration) checkOffer(a *pb.OfferAnswer, s kvstore.Session) error {
+	dry, slots, ttl := m.dry, len(a.GetSlots()), a.GetLeaseTtl().AsDuration()
+	switch {
+	case s.Tenant != m.demand.tenant || s.ID != m.demand.session:
+		return badOffer("it is of session %.64q of tenant %.64q", string(s.ID), string(s.Tenant))
+	case len(m.demand.keys) == 0 && (s.Epoch == 0 || s.Version == 0 || s.Tokens < 0):
+		return badOffer("epoch %d, version %d, %d tokens", s.Epoch, s.Version, s.Tokens)
+	case a.GetBlocksAvailable() < 0 || a.GetBlocksAvailable() > int64(len(s.Keys)) || !dry && a.GetBlocksAvailable() != int64(slots) || dry && slots > 0:
+		return badOffer("%d blocks and %d slots for %d keys", a.GetBlocksAvailable(), slots, len(s.Keys))
+	case slots > 0 && len(a.GetOfferId()) == 0, len(a.GetOfferId()) > 0 && (dry || len(a.GetOfferId()) != len(offerID{})):
+		return badOffer("an id of %d bytes", len(a.GetOfferId()))
+	case ttl <= 0 || ttl > 24*time.Hour || a.GetEgressBacklogBytes() < 0:
+		return badOffer("a lease of %v, a backlog of %d bytes", ttl, a.GetEgressBacklogBytes())
 	}
-	return m.takeOffer(resp.GetOffer())
+	return nil
 }
 
 func (m *migration) takeOffer(a *pb.OfferAnswer) error {
 	dr := &m.drive
 	s, err := sessionFromProto(a.GetSession())
 	if err != nil {
+		return err
+	}
+	if len(m.demand.keys) > 0 {
+		s.Keys = m.demand.keys
+	}
+	if err := m.checkOffer(a, s); err != nil {
+		m.d.endOffer(context.Background(), dr.link, a.GetOfferId())
 		return err
 	}
 	dr.session, dr.lost = s, 0
@@ -225,10 +280,7 @@ func (m *migration) takeOffer(a *pb.OfferAnswer) error {
 	m.mu.Lock() // the renewer reads it
 	dr.offer = of
 	m.mu.Unlock()
-	if len(dr.offer.slots) > len(s.Keys) || dr.offer.available > len(s.Keys) || !m.dry && dr.offer.available != len(dr.offer.slots) {
-		return failf(ReasonVersionMismatch, "run the same release on both nodes", "the offer has %d slots and %d blocks for %d keys", len(dr.offer.slots), dr.offer.available, len(s.Keys))
-	}
-	if dr.renewer == nil && len(dr.offer.id) > 0 {
+	if dr.renewer == nil && len(dr.offer.id) > 0 && !m.dry {
 		dr.renewer = m.startRenewer(a.GetLeaseTtl().AsDuration())
 	}
 	if dr.engine == nil {
@@ -240,6 +292,9 @@ func (m *migration) takeOffer(a *pb.OfferAnswer) error {
 		default:
 			return failf(ReasonEngineAmbiguous, "name one with engine_id", "%d engines here have the session's layout", len(matching))
 		}
+	}
+	if len(of.slots) > 0 && (of.stride != uint64(dr.engine.layout.Stride()) || s.Pin != dr.engine.layout.Pin()) {
+		return badOffer("a stride of %d bytes, layout pin %s", of.stride, s.Pin)
 	}
 	return nil
 }

@@ -21,6 +21,7 @@ type offer struct {
 	peer      transfer.PeerID
 	migration string
 	arena     *kvstore.Arena
+	session   kvstore.Session // as it was offered
 	lease     kvstore.LeaseID
 	refs      []kvstore.SlotRef
 	bytesLeft int64 // what the puller still wants, the ticket's size
@@ -50,15 +51,15 @@ func newOffers(ttl time.Duration) *offers {
 // maxOffers bounds the table; each offer holds leases, so the arenas bound it too.
 const maxOffers = 1 << 14
 
-// make leases the longest present prefix of keys to peer and draws a ticket. It returns the offer and the bytes queued
+// make leases the longest present prefix of s's keys to peer and draws a ticket. It returns the offer and the bytes queued
 // before it. A peer's earlier offer for the same migration stays until ended or expired.
-func (o *offers) make(e *engine, peer transfer.PeerID, migration string, tenant kvstore.Tenant, keys []kvstore.BlockKey) (*offer, int64, error) {
-	lease, refs, n, err := e.arena.AcquirePrefix(kvstore.Owner("peer/"+string(peer)), tenant, keys, o.ttl)
+func (o *offers) make(e *engine, peer transfer.PeerID, migration string, s kvstore.Session) (*offer, int64, error) {
+	lease, refs, n, err := e.arena.AcquirePrefix(kvstore.Owner("peer/"+string(peer)), s.Tenant, s.Keys, o.ttl)
 	if err != nil {
 		return nil, 0, err
 	}
 	of := &offer{
-		peer: peer, migration: migration, arena: e.arena, lease: lease, refs: refs,
+		peer: peer, migration: migration, arena: e.arena, session: s, lease: lease, refs: refs,
 		bytesLeft: int64(n) * e.layout.BlockBytes(), expires: time.Now().Add(o.ttl), renewed: time.Now(), made: time.Now(),
 	}
 	_, _ = rand.Read(of.id[:]) // never fails
@@ -157,7 +158,8 @@ func (o *offers) served(token []byte, bytes int64) (waited time.Duration, first 
 	return time.Since(of.made), true
 }
 
-// renew keeps an offer and corrects its ticket to what the puller says it still wants.
+// renew keeps an offer and lowers its ticket to what the puller says it still wants. It never raises it: what is on its
+// way has left the queue here and has not arrived there.
 func (o *offers) renew(id []byte, peer transfer.PeerID, bytesLeft int64) error {
 	if bytesLeft < 0 {
 		return invalid("bytes_left", bytesLeft, "0 or more")
@@ -165,7 +167,7 @@ func (o *offers) renew(id []byte, peer transfer.PeerID, bytesLeft int64) error {
 	o.mu.Lock()
 	of, err := o.lookupLocked(id, peer)
 	if err == nil {
-		of.expires, of.renewed, of.bytesLeft = time.Now().Add(o.ttl), time.Now(), bytesLeft
+		of.expires, of.renewed, of.bytesLeft = time.Now().Add(o.ttl), time.Now(), min(of.bytesLeft, bytesLeft)
 	}
 	o.mu.Unlock()
 	if err != nil || len(of.refs) == 0 {

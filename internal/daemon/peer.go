@@ -142,6 +142,9 @@ func (d *Daemon) answerLocate(call *pb.LocateCall) *pb.LocateAnswer {
 
 // answerOffer leases a session's blocks (or named blocks) to the caller, or prices them in a dry run.
 func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferAnswer, error) {
+	if len(call.GetOfferId()) > 0 {
+		return d.continueOffer(from, call)
+	}
 	tenant := kvstore.Tenant(call.GetSession().GetTenant())
 	session := kvstore.Session{Tenant: tenant}
 	var candidates []*engine
@@ -181,7 +184,12 @@ func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferA
 			return nil, layoutMismatch("the layouts of source and destination differ", "the destination", "the source", diff)
 		}
 	}
-	answer := &pb.OfferAnswer{Session: sessionToProto(session), LeaseTtl: durationpb.New(d.cfg.Migration.LeaseTTL), EgressBacklogBytes: d.offers.backlog()}
+	answer := &pb.OfferAnswer{LeaseTtl: durationpb.New(d.cfg.Migration.LeaseTTL), EgressBacklogBytes: d.offers.backlog()}
+	if len(call.GetKeys()) > 0 { // the caller has the keys
+		answer.Session = sessionToProto(kvstore.Session{Tenant: tenant, Pin: session.Pin})
+	} else {
+		offerPart(answer, session, nil, int(call.GetFirst()))
+	}
 	if e == nil { // the blocks died with an earlier incarnation; the session can still be handed over
 		return answer, nil
 	}
@@ -197,12 +205,19 @@ func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferA
 	if !e.writeThrough {
 		e.publish(&pb.EventsResponse{Event: &pb.EventsResponse_PublishNow{PublishNow: &pb.PublishNow{Session: call.GetSession(), MigrationId: call.GetMigrationId()}}})
 	}
-	of, before, err := d.offers.make(e, from.ID, call.GetMigrationId(), tenant, session.Keys)
+	of, before, err := d.offers.make(e, from.ID, call.GetMigrationId(), session)
+	if errors.Is(err, kvstore.ErrArenaFault) && len(call.GetKeys()) == 0 { // the blocks are gone; the session is not
+		return answer, nil
+	}
 	if err != nil {
 		return nil, err
 	}
-	answer.Slots, answer.BlocksAvailable = refsToProto(of.refs), int64(len(of.refs))
-	answer.OfferId, answer.EgressBacklogBytes = of.id[:], before
+	answer.BlocksAvailable, answer.OfferId, answer.EgressBacklogBytes = int64(len(of.refs)), of.id[:], before
+	if len(call.GetKeys()) == 0 {
+		offerPart(answer, session, of.refs, 0)
+		return answer, nil
+	}
+	answer.Slots = refsToProto(of.refs)
 	if n := proto.Size(answer); n > maxAnswer {
 		_ = d.offers.end(of.id[:], from.ID)
 		return nil, tooLarge(n)
@@ -210,12 +225,35 @@ func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferA
 	return answer, nil
 }
 
+// partKeys is how many keys of 64 bytes, with their slots, fit one answer with room to spare.
+const partKeys = 8192
+
+// offerPart puts the session and the part of its keys and slots that begins at first into an answer.
+func offerPart(answer *pb.OfferAnswer, s kvstore.Session, refs []kvstore.SlotRef, first int) {
+	answer.KeysTotal = uint32(len(s.Keys))
+	first = min(first, len(s.Keys))
+	end := min(first+partKeys, len(s.Keys))
+	answer.Slots = refsToProto(refs[min(first, len(refs)):min(end, len(refs))])
+	s.Keys = s.Keys[first:end]
+	answer.Session = sessionToProto(s)
+}
+
+// continueOffer answers another part of an offer's keys and slots.
+func (d *Daemon) continueOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferAnswer, error) {
+	of, err := d.offers.find(call.GetOfferId(), from.ID)
+	if err != nil {
+		return nil, err
+	}
+	answer := &pb.OfferAnswer{LeaseTtl: durationpb.New(d.cfg.Migration.LeaseTTL), OfferId: of.id[:], BlocksAvailable: int64(len(of.refs))}
+	offerPart(answer, of.session, of.refs, int(call.GetFirst()))
+	return answer, nil
+}
+
 // maxAnswer leaves room for the frame around an answer.
 const maxAnswer = wire.MaxPayload - 1024
 
 func tooLarge(n int) *Failure {
-	return failf(ReasonModeUnavailable, "prefill the session at the destination, or use larger blocks or shorter keys",
-		"the session has too many blocks for one answer: %d bytes, at most %d", n, maxAnswer)
+	return failf(ReasonModeUnavailable, "name fewer blocks a call", "the named blocks are too many for one answer: %d bytes, at most %d", n, maxAnswer)
 }
 
 // checkLayout compares the destination's layout with the session's, field by field where an engine here has it.
@@ -270,6 +308,7 @@ func (d *Daemon) answerHandOver(ctx context.Context, from transfer.Peer, call *p
 		return nil, err
 	}
 	if res.Outcome != kvstore.Moved {
+		res.Session.Keys = nil // the caller asks for another offer
 		return &pb.HandOverAnswer{Epoch: res.Epoch, Grown: sessionToProto(res.Session)}, nil
 	}
 	d.log.LogAttrs(ctx, slog.LevelInfo, "session handed over", slog.String("session_id", string(id)), slog.String("to", string(from.ID)),

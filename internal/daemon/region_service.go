@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
 
@@ -42,21 +43,42 @@ func (s *regionService) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.St
 	return resp, nil
 }
 
-// ListSessions lists the directory's records.
+// Sessions a page of ListSessions.
+const (
+	sessionsPage    = 1000
+	sessionsPageMax = 10_000
+)
+
+// ListSessions lists a page of the directory's records, without keys: those of one long session can fill a message.
 func (s *regionService) ListSessions(_ context.Context, req *pb.ListSessionsRequest) (*pb.ListSessionsResponse, error) {
+	limit := orDefault(int(req.GetLimit()), sessionsPage)
+	if limit > sessionsPageMax {
+		return nil, invalid("limit", limit, "at most 10000; ask for the next page")
+	}
 	resp := &pb.ListSessionsResponse{}
 	for _, sess := range s.d.sessions.List() {
-		if req.GetTenant() != "" && req.GetTenant() != string(sess.Tenant) {
+		page := pageOf(sess)
+		if req.GetTenant() != "" && req.GetTenant() != string(sess.Tenant) || page <= req.GetPage() {
 			continue
 		}
-		st := &pb.SessionStatus{Session: sessionToProto(sess)}
+		if len(resp.GetSessions()) == limit {
+			last := resp.GetSessions()[limit-1].GetSession().GetRef()
+			resp.NextPage = pageOf(kvstore.Session{Tenant: kvstore.Tenant(last.GetTenant()), ID: kvstore.SessionID(last.GetSessionId())})
+			break
+		}
+		st := &pb.SessionStatus{BlocksTotal: int64(len(sess.Keys))}
 		if e := mostPresent(s.d.engines.byPin(sess.Pin), sess.Tenant, sess.Keys); e != nil {
 			st.BlocksPresent = int64(len(sess.Keys) - missingBlocks(e.arena, sess.Tenant, sess.Keys))
 		}
+		sess.Keys = nil
+		st.Session = sessionToProto(sess)
 		resp.Sessions = append(resp.Sessions, st)
 	}
 	return resp, nil
 }
+
+// pageOf orders as List does: by tenant, then by id. Control characters are not allowed in names, so NUL sorts first.
+func pageOf(s kvstore.Session) string { return string(s.Tenant) + "\x00" + string(s.ID) }
 
 // ListLinks lists peers and links.
 func (s *regionService) ListLinks(context.Context, *pb.ListLinksRequest) (*pb.ListLinksResponse, error) {

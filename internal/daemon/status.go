@@ -54,6 +54,7 @@ const (
 	ReasonShuttingDown      Reason = "SHUTTING_DOWN"
 	ReasonPermission        Reason = "PERMISSION_DENIED"
 	ReasonTooManyHops       Reason = "TOO_MANY_HOPS"
+	ReasonStorage           Reason = "STORAGE"
 	ReasonInternal          Reason = "INTERNAL"
 )
 
@@ -92,6 +93,7 @@ var reasonCodes = map[Reason]codes.Code{
 	ReasonShuttingDown:      codes.Unavailable,
 	ReasonPermission:        codes.PermissionDenied,
 	ReasonTooManyHops:       codes.FailedPrecondition,
+	ReasonStorage:           codes.ResourceExhausted,
 	ReasonInternal:          codes.Internal,
 }
 

@@ -3,90 +3,165 @@ package daemon
 import (
 	"context"
 	"log/slog"
+	"strconv"
 	"sync"
+	"time"
 
 	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 	"github.com/kvferry/kvferry/transfer"
 )
 
-// yields are sessions that this node took over from an owner who could not be asked; each peer is told when it can be
-// reached again. They are kept in memory: after a restart the returning owner learns of it at the next hand-over, which
-// is fenced by the higher (repin_seq, epoch).
+// yields are sessions that this node owns and whose earlier owner may not know it: taken over while it could not be asked,
+// or owned since before this start. Each peer is told once it can be reached; one that knows better is believed.
 type yields struct {
 	mu struct {
 		sync.Mutex
-		pending map[sessionKey]kvstore.Session
+		pending map[transfer.PeerID]map[sessionKey]kvstore.Session // what each peer has yet to hear
+		retry   map[transfer.PeerID]backoff
 		busy    bool
 	}
 }
 
+// backoff is when a peer that can't be reached is tried again.
+type backoff struct {
+	at   time.Time
+	wait time.Duration
+}
+
+const (
+	yieldRetry    = time.Second
+	yieldRetryMax = 30 * time.Second
+)
+
 func newYields() *yields {
 	y := &yields{}
-	y.mu.pending = map[sessionKey]kvstore.Session{}
+	y.mu.pending, y.mu.retry = map[transfer.PeerID]map[sessionKey]kvstore.Session{}, map[transfer.PeerID]backoff{}
 	return y
 }
 
-func (y *yields) add(s kvstore.Session) {
+// add has every peer told that this node owns s.
+func (y *yields) add(peers []transfer.PeerID, s kvstore.Session) {
+	s.Keys = nil
 	y.mu.Lock()
 	defer y.mu.Unlock()
-	y.mu.pending[sessionKey{s.Tenant, s.ID}] = s
+	for _, p := range peers {
+		if y.mu.pending[p] == nil {
+			y.mu.pending[p] = map[sessionKey]kvstore.Session{}
+		}
+		y.mu.pending[p][sessionKey{s.Tenant, s.ID}] = s
+	}
 }
 
-// yieldPending tells every reachable peer of what was taken over. One round runs at a time, in the background.
+// due are the peers to be told something now.
+func (y *yields) due(now time.Time) []transfer.PeerID {
+	var out []transfer.PeerID
+	for p, sessions := range y.mu.pending {
+		if len(sessions) > 0 && !now.Before(y.mu.retry[p].at) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func (y *yields) next(p transfer.PeerID) (kvstore.Session, bool) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	for _, s := range y.mu.pending[p] {
+		return s, true
+	}
+	return kvstore.Session{}, false
+}
+
+// told notes how telling p of s went. Out of reach, it is tried later, ever less often.
+func (y *yields) told(p transfer.PeerID, s kvstore.Session, reached bool) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	if reached {
+		delete(y.mu.retry, p)
+		delete(y.mu.pending[p], sessionKey{s.Tenant, s.ID})
+		return
+	}
+	wait := min(max(yieldRetry, 2*y.mu.retry[p].wait), yieldRetryMax)
+	y.mu.retry[p] = backoff{at: time.Now().Add(wait), wait: wait}
+}
+
+// announceOwned has the peers told of every session that came here by a re-pin: of those taken over before a restart
+// nobody else keeps account.
+func (d *Daemon) announceOwned() {
+	for _, s := range d.sessions.List() {
+		if s.Owner == d.self && s.RepinSeq > 0 {
+			d.yields.add(d.links.ids(), s)
+		}
+	}
+}
+
+// yieldPending tells the peers that are due. One round runs at a time, in the background, one goroutine a peer.
 func (d *Daemon) yieldPending() {
 	d.yields.mu.Lock()
 	defer d.yields.mu.Unlock()
-	if d.yields.mu.busy || len(d.yields.mu.pending) == 0 {
+	due := d.yields.due(time.Now())
+	if d.yields.mu.busy || len(due) == 0 {
 		return
 	}
 	d.yields.mu.busy = true
-	round := make([]kvstore.Session, 0, len(d.yields.mu.pending))
-	for _, s := range d.yields.mu.pending {
-		round = append(round, s)
-	}
-	d.wg.Go(func() { // owner: d; ends within the connect and call time-outs
-		for _, s := range round {
-			if d.tellAll(s) {
-				d.yields.mu.Lock()
-				delete(d.yields.mu.pending, sessionKey{s.Tenant, s.ID})
-				d.yields.mu.Unlock()
-			}
+	d.wg.Go(func() { // owner: d; ends when the peers are told or out of reach
+		var wg sync.WaitGroup
+		for _, p := range due {
+			wg.Go(func() { d.tellPeer(p) })
 		}
+		wg.Wait()
 		d.yields.mu.Lock()
 		d.yields.mu.busy = false
 		d.yields.mu.Unlock()
 	})
 }
 
-// tellAll tells every configured peer that this node owns s; true when all have answered.
-func (d *Daemon) tellAll(s kvstore.Session) bool {
+// tellPeer tells p of what it has yet to hear, until it has heard all or can't be reached.
+func (d *Daemon) tellPeer(p transfer.PeerID) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	all := true
-	for _, id := range d.links.ids() {
+	for {
 		select {
 		case <-d.closing:
-			return false
+			return
 		default:
 		}
-		err := d.tell(ctx, id, s)
-		if err == nil {
-			continue
+		s, ok := d.yields.next(p)
+		if !ok {
+			return
 		}
-		switch classify(err).Reason {
-		case ReasonSessionNotFound, ReasonFenced, ReasonInvalid: // it has nothing to give up, or knows better
-		default:
-			all = false
-			d.log.LogAttrs(ctx, slog.LevelDebug, "tell of takeover", slog.String("peer", string(id)), slog.Any("error", err))
+		_, _, err := d.callNode(ctx, p, &pb.PeerRequest{Call: &pb.PeerRequest_Yield{Yield: &pb.YieldCall{
+			Session: &pb.SessionRef{Tenant: string(s.Tenant), SessionId: string(s.ID)}, Epoch: s.Epoch, RepinSeq: s.RepinSeq,
+		}}})
+		reached := err == nil
+		if err != nil {
+			f := classify(err)
+			reached = f.Reason == ReasonSessionNotFound || f.Reason == ReasonInvalid || f.Reason == ReasonFenced
+			if f.Reason == ReasonFenced {
+				d.believe(s, f)
+			}
+		}
+		d.yields.told(p, s, reached)
+		if !reached {
+			d.log.LogAttrs(ctx, slog.LevelDebug, "tell of ownership", slog.String("peer", string(p)), slog.Any("error", err))
+			return
 		}
 	}
-	return all
 }
 
-func (d *Daemon) tell(ctx context.Context, id transfer.PeerID, s kvstore.Session) error {
-	_, _, err := d.callNode(ctx, id, &pb.PeerRequest{Call: &pb.PeerRequest_Yield{Yield: &pb.YieldCall{
-		Session: &pb.SessionRef{Tenant: string(s.Tenant), SessionId: string(s.ID)}, Epoch: s.Epoch, RepinSeq: s.RepinSeq,
-	}}})
-	return err
+// believe gives a session up to the owner that a peer's refusal names, if that orders above what this node has: then this
+// node's takeover was the stale one.
+func (d *Daemon) believe(s kvstore.Session, f *Failure) {
+	owner := kvstore.NodeID(f.Meta["owner_node_id"])
+	epoch, err1 := strconv.ParseUint(f.Meta["epoch"], 10, 64)
+	repin, err2 := strconv.ParseUint(f.Meta["repin_seq"], 10, 64)
+	if owner == "" || owner == d.self || err1 != nil || err2 != nil {
+		return
+	}
+	if err := d.sessions.Yield(s.Tenant, s.ID, owner, epoch, repin); err != nil {
+		return // this node's record is the newer one after all
+	}
+	d.log.LogAttrs(context.Background(), slog.LevelWarn, "session yielded", slog.String("session_id", string(s.ID)), slog.String("to", string(owner)), slog.Uint64("epoch", epoch))
+	d.flip(s.Tenant, s.ID, owner, epoch)
 }

@@ -28,11 +28,11 @@ type ReservationState int32
 const (
 	// Never sent.
 	ReservationState_RESERVATION_STATE_UNSPECIFIED ReservationState = 0
-	// The slot is the caller's to write.
+	// The slot is the engine's to write: its ranks write their parts.
 	ReservationState_RESERVATION_STATE_RESERVED ReservationState = 1
 	// The block is there already; nothing to write.
 	ReservationState_RESERVATION_STATE_PRESENT ReservationState = 2
-	// Someone else is filling it; nothing to write.
+	// A migration or another process is filling it, or this process has committed its part; nothing to write.
 	ReservationState_RESERVATION_STATE_LANDING ReservationState = 3
 )
 
@@ -231,9 +231,9 @@ type RegisterEngineRequest struct {
 	Layout *Layout `protobuf:"bytes,4,opt,name=layout,proto3" json:"layout,omitempty"`
 	// Arena size asked for, bytes; 0 means the daemon's default. The first rank decides.
 	ArenaBytes int64 `protobuf:"varint,5,opt,name=arena_bytes,json=arenaBytes,proto3" json:"arena_bytes,omitempty"`
-	// This process's rank, 0 to world - 1.
+	// This process's rank, 0 to world - 1. A process that writes several ranks' parts registers once for each.
 	Rank uint32 `protobuf:"varint,6,opt,name=rank,proto3" json:"rank,omitempty"`
-	// Ranks that write each block, 1 to 1024; 0 means 1.
+	// Ranks that write each block, 1 to 1024; 0 means 1. The same for every process; it may change when none lives any more.
 	World uint32 `protobuf:"varint,7,opt,name=world,proto3" json:"world,omitempty"`
 	// What the planner may use for recompute.
 	Prefill *PrefillSpeed `protobuf:"bytes,8,opt,name=prefill,proto3" json:"prefill,omitempty"`
@@ -356,7 +356,9 @@ type RegisterEngineResponse struct {
 	// Bytes of the arena locked in memory.
 	PinnedBytes int64 `protobuf:"varint,8,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"`
 	// Why not all of it is locked; empty when it is.
-	PinNote       string `protobuf:"bytes,9,opt,name=pin_note,json=pinNote,proto3" json:"pin_note,omitempty"`
+	PinNote string `protobuf:"bytes,9,opt,name=pin_note,json=pinNote,proto3" json:"pin_note,omitempty"`
+	// Names this arena and no other, of this start or another: 32 of [0-9a-f]. For every later call.
+	ArenaId       string `protobuf:"bytes,10,opt,name=arena_id,json=arenaId,proto3" json:"arena_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -454,6 +456,13 @@ func (x *RegisterEngineResponse) GetPinNote() string {
 	return ""
 }
 
+func (x *RegisterEngineResponse) GetArenaId() string {
+	if x != nil {
+		return x.ArenaId
+	}
+	return ""
+}
+
 // ReserveBlocksRequest asks for slots.
 type ReserveBlocksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -465,7 +474,9 @@ type ReserveBlocksRequest struct {
 	Keys [][]byte `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`
 	// Key of the block before the first one; empty when the first key starts the sequence. With it the daemon evicts the
 	// tail of a sequence before its head.
-	ParentKey     []byte `protobuf:"bytes,4,opt,name=parent_key,json=parentKey,proto3" json:"parent_key,omitempty"`
+	ParentKey []byte `protobuf:"bytes,4,opt,name=parent_key,json=parentKey,proto3" json:"parent_key,omitempty"`
+	// Arena id of the registration.
+	ArenaId       string `protobuf:"bytes,5,opt,name=arena_id,json=arenaId,proto3" json:"arena_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -526,6 +537,13 @@ func (x *ReserveBlocksRequest) GetParentKey() []byte {
 		return x.ParentKey
 	}
 	return nil
+}
+
+func (x *ReserveBlocksRequest) GetArenaId() string {
+	if x != nil {
+		return x.ArenaId
+	}
+	return ""
 }
 
 // ReserveBlocksResponse has one entry a key, in order.
@@ -636,12 +654,14 @@ type CommitBlocksRequest struct {
 	EngineId string `protobuf:"bytes,1,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
 	// Slots, as reserved; 1 to 65536.
 	Slots []*SlotRef `protobuf:"bytes,2,rep,name=slots,proto3" json:"slots,omitempty"`
-	// The rank whose part is written, 0 to world - 1.
+	// The rank whose part is written, 0 to world - 1; the calling process has registered for it.
 	Rank uint32 `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
 	// Ranks that write each block, as registered; 0 means 1.
 	World uint32 `protobuf:"varint,4,opt,name=world,proto3" json:"world,omitempty"`
 	// Fidelity of what was written.
-	Fidelity      Fidelity `protobuf:"varint,5,opt,name=fidelity,proto3,enum=kvferry.v1.Fidelity" json:"fidelity,omitempty"`
+	Fidelity Fidelity `protobuf:"varint,5,opt,name=fidelity,proto3,enum=kvferry.v1.Fidelity" json:"fidelity,omitempty"`
+	// Arena id of the registration.
+	ArenaId       string `protobuf:"bytes,6,opt,name=arena_id,json=arenaId,proto3" json:"arena_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -711,6 +731,13 @@ func (x *CommitBlocksRequest) GetFidelity() Fidelity {
 	return Fidelity_FIDELITY_UNSPECIFIED
 }
 
+func (x *CommitBlocksRequest) GetArenaId() string {
+	if x != nil {
+		return x.ArenaId
+	}
+	return ""
+}
+
 // CommitBlocksResponse has one entry a slot, in order.
 type CommitBlocksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -765,7 +792,9 @@ type LookupBlocksRequest struct {
 	// Tenant; empty is the default tenant.
 	Tenant string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// Keys; 1 to 65536.
-	Keys          [][]byte `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`
+	Keys [][]byte `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`
+	// Arena id of the registration.
+	ArenaId       string `protobuf:"bytes,4,opt,name=arena_id,json=arenaId,proto3" json:"arena_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -819,6 +848,13 @@ func (x *LookupBlocksRequest) GetKeys() [][]byte {
 		return x.Keys
 	}
 	return nil
+}
+
+func (x *LookupBlocksRequest) GetArenaId() string {
+	if x != nil {
+		return x.ArenaId
+	}
+	return ""
 }
 
 // BlockStatus is the answer for one key.
@@ -941,7 +977,9 @@ type AcquireBlocksRequest struct {
 	// Keys, in the order of the sequence; 1 to 65536.
 	Keys [][]byte `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`
 	// True: lease the longest present prefix. False: all or nothing.
-	Prefix        bool `protobuf:"varint,4,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	Prefix bool `protobuf:"varint,4,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	// Arena id of the registration.
+	ArenaId       string `protobuf:"bytes,5,opt,name=arena_id,json=arenaId,proto3" json:"arena_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1002,6 +1040,13 @@ func (x *AcquireBlocksRequest) GetPrefix() bool {
 		return x.Prefix
 	}
 	return false
+}
+
+func (x *AcquireBlocksRequest) GetArenaId() string {
+	if x != nil {
+		return x.ArenaId
+	}
+	return ""
 }
 
 // AcquireBlocksResponse is a lease.
@@ -1066,8 +1111,10 @@ type ReleaseBlocksRequest struct {
 	EngineId string `protobuf:"bytes,1,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
 	// Leases to end.
 	LeaseIds []uint64 `protobuf:"varint,2,rep,packed,name=lease_ids,json=leaseIds,proto3" json:"lease_ids,omitempty"`
-	// Reservations to abort; the caller has stopped writing them.
-	Aborted       []*SlotRef `protobuf:"bytes,3,rep,name=aborted,proto3" json:"aborted,omitempty"`
+	// Reservations to abort; no process of the engine writes them any more.
+	Aborted []*SlotRef `protobuf:"bytes,3,rep,name=aborted,proto3" json:"aborted,omitempty"`
+	// Arena id of the registration.
+	ArenaId       string `protobuf:"bytes,4,opt,name=arena_id,json=arenaId,proto3" json:"arena_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1123,6 +1170,13 @@ func (x *ReleaseBlocksRequest) GetAborted() []*SlotRef {
 	return nil
 }
 
+func (x *ReleaseBlocksRequest) GetArenaId() string {
+	if x != nil {
+		return x.ArenaId
+	}
+	return ""
+}
+
 // ReleaseBlocksResponse is empty.
 type ReleaseBlocksResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1174,7 +1228,9 @@ type PublishSessionRequest struct {
 	// Fencing number the engine last saw; 0 means whatever is current.
 	Epoch uint64 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Fidelity of the blocks.
-	Fidelity      Fidelity `protobuf:"varint,6,opt,name=fidelity,proto3,enum=kvferry.v1.Fidelity" json:"fidelity,omitempty"`
+	Fidelity Fidelity `protobuf:"varint,6,opt,name=fidelity,proto3,enum=kvferry.v1.Fidelity" json:"fidelity,omitempty"`
+	// Arena id of the registration.
+	ArenaId       string `protobuf:"bytes,7,opt,name=arena_id,json=arenaId,proto3" json:"arena_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1251,6 +1307,13 @@ func (x *PublishSessionRequest) GetFidelity() Fidelity {
 	return Fidelity_FIDELITY_UNSPECIFIED
 }
 
+func (x *PublishSessionRequest) GetArenaId() string {
+	if x != nil {
+		return x.ArenaId
+	}
+	return ""
+}
+
 // PublishSessionResponse is the record as stored.
 type PublishSessionResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1301,7 +1364,9 @@ func (x *PublishSessionResponse) GetSession() *Session {
 type EventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Engine id as registered.
-	EngineId      string `protobuf:"bytes,1,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
+	EngineId string `protobuf:"bytes,1,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
+	// Arena id of the registration.
+	ArenaId       string `protobuf:"bytes,2,opt,name=arena_id,json=arenaId,proto3" json:"arena_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1339,6 +1404,13 @@ func (*EventsRequest) Descriptor() ([]byte, []int) {
 func (x *EventsRequest) GetEngineId() string {
 	if x != nil {
 		return x.EngineId
+	}
+	return ""
+}
+
+func (x *EventsRequest) GetArenaId() string {
+	if x != nil {
+		return x.ArenaId
 	}
 	return ""
 }
@@ -1462,7 +1534,7 @@ type EventsResponse_PublishNow struct {
 }
 
 type EventsResponse_StopPublishing struct {
-	// Stop publishing this session.
+	// Stop publishing this session. Not sent by this version.
 	StopPublishing *StopPublishing `protobuf:"bytes,2,opt,name=stop_publishing,json=stopPublishing,proto3,oneof"`
 }
 
@@ -1472,7 +1544,8 @@ type EventsResponse_Landed struct {
 }
 
 type EventsResponse_LeaseLost struct {
-	// A lease or reservation is gone.
+	// A lease is gone. Not sent by this version: no timer ends an engine's lease, and a leased block that is dropped is named
+	// by invalidate.
 	LeaseLost *LeaseLost `protobuf:"bytes,4,opt,name=lease_lost,json=leaseLost,proto3,oneof"`
 }
 
@@ -1553,7 +1626,7 @@ func (x *PublishNow) GetMigrationId() string {
 	return ""
 }
 
-// StopPublishing ends a PublishNow.
+// StopPublishing ends a PublishNow. Not sent by this version.
 type StopPublishing struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The session.
@@ -1663,7 +1736,7 @@ func (x *Landed) GetKeys() [][]byte {
 	return nil
 }
 
-// LeaseLost says that a lease is gone.
+// LeaseLost says that a lease is gone. Not sent by this version.
 type LeaseLost struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The lease.
@@ -1782,7 +1855,8 @@ func (x *Flip) GetEpoch() uint64 {
 	return 0
 }
 
-// Invalidate names blocks that must not be used.
+// Invalidate names blocks that must not be used: their memory no longer has the checksum of their commit. Leases on them stay
+// until they are released.
 type Invalidate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Tenant of the keys.
@@ -1871,7 +1945,7 @@ const file_kvferry_v1_engine_proto_rawDesc = "" +
 	"\x04rank\x18\x06 \x01(\rR\x04rank\x12\x14\n" +
 	"\x05world\x18\a \x01(\rR\x05world\x122\n" +
 	"\aprefill\x18\b \x01(\v2\x18.kvferry.v1.PrefillSpeedR\aprefill\x12#\n" +
-	"\rwrite_through\x18\t \x01(\bR\fwriteThrough\"\xb3\x02\n" +
+	"\rwrite_through\x18\t \x01(\bR\fwriteThrough\"\xce\x02\n" +
 	"\x16RegisterEngineResponse\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.kvferry.v1.NodeR\x04node\x12\x1d\n" +
 	"\n" +
@@ -1885,50 +1959,57 @@ const file_kvferry_v1_engine_proto_rawDesc = "" +
 	"\n" +
 	"layout_pin\x18\a \x01(\fR\tlayoutPin\x12!\n" +
 	"\fpinned_bytes\x18\b \x01(\x03R\vpinnedBytes\x12\x19\n" +
-	"\bpin_note\x18\t \x01(\tR\apinNote\"~\n" +
+	"\bpin_note\x18\t \x01(\tR\apinNote\x12\x19\n" +
+	"\barena_id\x18\n" +
+	" \x01(\tR\aarenaId\"\x99\x01\n" +
 	"\x14ReserveBlocksRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04keys\x18\x03 \x03(\fR\x04keys\x12\x1d\n" +
 	"\n" +
-	"parent_key\x18\x04 \x01(\fR\tparentKey\"T\n" +
+	"parent_key\x18\x04 \x01(\fR\tparentKey\x12\x19\n" +
+	"\barena_id\x18\x05 \x01(\tR\aarenaId\"T\n" +
 	"\x15ReserveBlocksResponse\x12;\n" +
 	"\freservations\x18\x01 \x03(\v2\x17.kvferry.v1.ReservationR\freservations\"j\n" +
 	"\vReservation\x122\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1c.kvferry.v1.ReservationStateR\x05state\x12'\n" +
-	"\x04slot\x18\x02 \x01(\v2\x13.kvferry.v1.SlotRefR\x04slot\"\xb9\x01\n" +
+	"\x04slot\x18\x02 \x01(\v2\x13.kvferry.v1.SlotRefR\x04slot\"\xd4\x01\n" +
 	"\x13CommitBlocksRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12)\n" +
 	"\x05slots\x18\x02 \x03(\v2\x13.kvferry.v1.SlotRefR\x05slots\x12\x12\n" +
 	"\x04rank\x18\x03 \x01(\rR\x04rank\x12\x14\n" +
 	"\x05world\x18\x04 \x01(\rR\x05world\x120\n" +
-	"\bfidelity\x18\x05 \x01(\x0e2\x14.kvferry.v1.FidelityR\bfidelity\"4\n" +
+	"\bfidelity\x18\x05 \x01(\x0e2\x14.kvferry.v1.FidelityR\bfidelity\x12\x19\n" +
+	"\barena_id\x18\x06 \x01(\tR\aarenaId\"4\n" +
 	"\x14CommitBlocksResponse\x12\x1c\n" +
-	"\tcommitted\x18\x01 \x03(\bR\tcommitted\"^\n" +
+	"\tcommitted\x18\x01 \x03(\bR\tcommitted\"y\n" +
 	"\x13LookupBlocksRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x12\n" +
-	"\x04keys\x18\x03 \x03(\fR\x04keys\"\x9a\x01\n" +
+	"\x04keys\x18\x03 \x03(\fR\x04keys\x12\x19\n" +
+	"\barena_id\x18\x04 \x01(\tR\aarenaId\"\x9a\x01\n" +
 	"\vBlockStatus\x12,\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x16.kvferry.v1.BlockStateR\x05state\x12!\n" +
 	"\fmigration_id\x18\x02 \x01(\tR\vmigrationId\x12:\n" +
 	"\vexpected_in\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"expectedIn\"G\n" +
 	"\x14LookupBlocksResponse\x12/\n" +
-	"\x06blocks\x18\x01 \x03(\v2\x17.kvferry.v1.BlockStatusR\x06blocks\"w\n" +
+	"\x06blocks\x18\x01 \x03(\v2\x17.kvferry.v1.BlockStatusR\x06blocks\"\x92\x01\n" +
 	"\x14AcquireBlocksRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x12\n" +
 	"\x04keys\x18\x03 \x03(\fR\x04keys\x12\x16\n" +
-	"\x06prefix\x18\x04 \x01(\bR\x06prefix\"]\n" +
+	"\x06prefix\x18\x04 \x01(\bR\x06prefix\x12\x19\n" +
+	"\barena_id\x18\x05 \x01(\tR\aarenaId\"]\n" +
 	"\x15AcquireBlocksResponse\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12)\n" +
-	"\x05slots\x18\x02 \x03(\v2\x13.kvferry.v1.SlotRefR\x05slots\"\x7f\n" +
+	"\x05slots\x18\x02 \x03(\v2\x13.kvferry.v1.SlotRefR\x05slots\"\x9a\x01\n" +
 	"\x14ReleaseBlocksRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x1b\n" +
 	"\tlease_ids\x18\x02 \x03(\x04R\bleaseIds\x12-\n" +
-	"\aaborted\x18\x03 \x03(\v2\x13.kvferry.v1.SlotRefR\aaborted\"\x17\n" +
-	"\x15ReleaseBlocksResponse\"\xe5\x01\n" +
+	"\aaborted\x18\x03 \x03(\v2\x13.kvferry.v1.SlotRefR\aaborted\x12\x19\n" +
+	"\barena_id\x18\x04 \x01(\tR\aarenaId\"\x17\n" +
+	"\x15ReleaseBlocksResponse\"\x80\x02\n" +
 	"\x15PublishSessionRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x120\n" +
 	"\asession\x18\x02 \x01(\v2\x16.kvferry.v1.SessionRefR\asession\x12\x1d\n" +
@@ -1936,11 +2017,13 @@ const file_kvferry_v1_engine_proto_rawDesc = "" +
 	"block_keys\x18\x03 \x03(\fR\tblockKeys\x12\x16\n" +
 	"\x06tokens\x18\x04 \x01(\x03R\x06tokens\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x120\n" +
-	"\bfidelity\x18\x06 \x01(\x0e2\x14.kvferry.v1.FidelityR\bfidelity\"G\n" +
+	"\bfidelity\x18\x06 \x01(\x0e2\x14.kvferry.v1.FidelityR\bfidelity\x12\x19\n" +
+	"\barena_id\x18\a \x01(\tR\aarenaId\"G\n" +
 	"\x16PublishSessionResponse\x12-\n" +
-	"\asession\x18\x01 \x01(\v2\x13.kvferry.v1.SessionR\asession\",\n" +
+	"\asession\x18\x01 \x01(\v2\x13.kvferry.v1.SessionR\asession\"G\n" +
 	"\rEventsRequest\x12\x1b\n" +
-	"\tengine_id\x18\x01 \x01(\tR\bengineId\"\xe3\x02\n" +
+	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x19\n" +
+	"\barena_id\x18\x02 \x01(\tR\aarenaId\"\xe3\x02\n" +
 	"\x0eEventsResponse\x129\n" +
 	"\vpublish_now\x18\x01 \x01(\v2\x16.kvferry.v1.PublishNowH\x00R\n" +
 	"publishNow\x12E\n" +

@@ -35,19 +35,28 @@ const (
 //
 // EngineService is what an engine on this host uses: it registers its layout, writes finished blocks into
 // the daemon's arena through its own mapping, and reads landed blocks back.
+//
+// Every call after the registration carries the arena_id that it answered. A daemon that has restarted, or has replaced the
+// arena since, refuses the call with reason ARENA_STALE, as it does the call of a process that has not registered: the
+// caller's mapping is of a file that nobody else reads. It registers again, maps the new file, and forgets every slot, lease
+// and block it knew of.
 type EngineServiceClient interface {
-	// RegisterEngine declares an engine's layout and gives it an arena. Every rank registers its own process;
-	// the same engine id with an equal layout returns the same arena.
+	// RegisterEngine declares an engine's layout and gives it an arena. Every process registers itself, and once for each rank
+	// that it is; the same engine id with an equal layout returns the same arena. An arena whose memory has faulted is replaced
+	// by a fresh one; so is, when no process of the engine lives any more, one of another layout.
 	RegisterEngine(ctx context.Context, in *RegisterEngineRequest, opts ...grpc.CallOption) (*RegisterEngineResponse, error)
-	// ReserveBlocks takes a slot for each key that is not there yet; all or nothing.
+	// ReserveBlocks takes a slot for each key that is not there yet; all or nothing. A reservation is the engine's: each of its
+	// processes may ask for it, and every rank writes and commits its part. Two engines that run apart need two engine ids.
 	ReserveBlocks(ctx context.Context, in *ReserveBlocksRequest, opts ...grpc.CallOption) (*ReserveBlocksResponse, error)
 	// CommitBlocks says that a rank has written its part; a block becomes visible when all parts are in.
 	CommitBlocks(ctx context.Context, in *CommitBlocksRequest, opts ...grpc.CallOption) (*CommitBlocksResponse, error)
 	// LookupBlocks answers present, landing or absent for each key.
 	LookupBlocks(ctx context.Context, in *LookupBlocksRequest, opts ...grpc.CallOption) (*LookupBlocksResponse, error)
-	// AcquireBlocks leases blocks for reading until ReleaseBlocks or the engine's death.
+	// AcquireBlocks leases blocks for reading until ReleaseBlocks or the calling process's death.
 	AcquireBlocks(ctx context.Context, in *AcquireBlocksRequest, opts ...grpc.CallOption) (*AcquireBlocksResponse, error)
-	// ReleaseBlocks ends leases and aborts reservations.
+	// ReleaseBlocks ends leases and aborts reservations. The daemon aborts a reservation by itself when a rank that has not
+	// committed its part has no live process left; committing it is then STALE_GENERATION. Its memory is not reused until every
+	// live process whose own part is not committed has aborted it here, or has died.
 	ReleaseBlocks(ctx context.Context, in *ReleaseBlocksRequest, opts ...grpc.CallOption) (*ReleaseBlocksResponse, error)
 	// PublishSession records a session's blocks at the end of a turn. Only the owner may publish.
 	PublishSession(ctx context.Context, in *PublishSessionRequest, opts ...grpc.CallOption) (*PublishSessionResponse, error)
@@ -158,19 +167,28 @@ type EngineService_EventsClient = grpc.ServerStreamingClient[EventsResponse]
 //
 // EngineService is what an engine on this host uses: it registers its layout, writes finished blocks into
 // the daemon's arena through its own mapping, and reads landed blocks back.
+//
+// Every call after the registration carries the arena_id that it answered. A daemon that has restarted, or has replaced the
+// arena since, refuses the call with reason ARENA_STALE, as it does the call of a process that has not registered: the
+// caller's mapping is of a file that nobody else reads. It registers again, maps the new file, and forgets every slot, lease
+// and block it knew of.
 type EngineServiceServer interface {
-	// RegisterEngine declares an engine's layout and gives it an arena. Every rank registers its own process;
-	// the same engine id with an equal layout returns the same arena.
+	// RegisterEngine declares an engine's layout and gives it an arena. Every process registers itself, and once for each rank
+	// that it is; the same engine id with an equal layout returns the same arena. An arena whose memory has faulted is replaced
+	// by a fresh one; so is, when no process of the engine lives any more, one of another layout.
 	RegisterEngine(context.Context, *RegisterEngineRequest) (*RegisterEngineResponse, error)
-	// ReserveBlocks takes a slot for each key that is not there yet; all or nothing.
+	// ReserveBlocks takes a slot for each key that is not there yet; all or nothing. A reservation is the engine's: each of its
+	// processes may ask for it, and every rank writes and commits its part. Two engines that run apart need two engine ids.
 	ReserveBlocks(context.Context, *ReserveBlocksRequest) (*ReserveBlocksResponse, error)
 	// CommitBlocks says that a rank has written its part; a block becomes visible when all parts are in.
 	CommitBlocks(context.Context, *CommitBlocksRequest) (*CommitBlocksResponse, error)
 	// LookupBlocks answers present, landing or absent for each key.
 	LookupBlocks(context.Context, *LookupBlocksRequest) (*LookupBlocksResponse, error)
-	// AcquireBlocks leases blocks for reading until ReleaseBlocks or the engine's death.
+	// AcquireBlocks leases blocks for reading until ReleaseBlocks or the calling process's death.
 	AcquireBlocks(context.Context, *AcquireBlocksRequest) (*AcquireBlocksResponse, error)
-	// ReleaseBlocks ends leases and aborts reservations.
+	// ReleaseBlocks ends leases and aborts reservations. The daemon aborts a reservation by itself when a rank that has not
+	// committed its part has no live process left; committing it is then STALE_GENERATION. Its memory is not reused until every
+	// live process whose own part is not committed has aborted it here, or has died.
 	ReleaseBlocks(context.Context, *ReleaseBlocksRequest) (*ReleaseBlocksResponse, error)
 	// PublishSession records a session's blocks at the end of a turn. Only the owner may publish.
 	PublishSession(context.Context, *PublishSessionRequest) (*PublishSessionResponse, error)

@@ -534,7 +534,7 @@ type MigrationProgress struct {
 	BytesDone int64 `protobuf:"varint,3,opt,name=bytes_done,json=bytesDone,proto3" json:"bytes_done,omitempty"`
 	// Bytes to move.
 	BytesTotal int64 `protobuf:"varint,4,opt,name=bytes_total,json=bytesTotal,proto3" json:"bytes_total,omitempty"`
-	// Time since the transfer began.
+	// Time since the migration was asked for.
 	Elapsed       *durationpb.Duration `protobuf:"bytes,5,opt,name=elapsed,proto3" json:"elapsed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -620,7 +620,7 @@ type MigrationReport struct {
 	Ownership Ownership `protobuf:"varint,5,opt,name=ownership,proto3,enum=kvferry.v1.Ownership" json:"ownership,omitempty"`
 	// Source node.
 	Source *Node `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"`
-	// Owner's fencing number after the migration; 0 when not known.
+	// Owner's fencing number after the migration, as last seen; 0 when not known.
 	Epoch uint64 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Blocks of the session.
 	BlocksTotal int64 `protobuf:"varint,8,opt,name=blocks_total,json=blocksTotal,proto3" json:"blocks_total,omitempty"`
@@ -638,7 +638,7 @@ type MigrationReport struct {
 	WireBytes int64 `protobuf:"varint,14,opt,name=wire_bytes,json=wireBytes,proto3" json:"wire_bytes,omitempty"`
 	// Tokens of the session.
 	Tokens int64 `protobuf:"varint,15,opt,name=tokens,proto3" json:"tokens,omitempty"`
-	// Tokens to prefill before the next token, at least 1.
+	// Tokens to prefill before the next token, at least 1; 0 when no node could describe the session: prefill all of it.
 	TailTokens int64 `protobuf:"varint,16,opt,name=tail_tokens,json=tailTokens,proto3" json:"tail_tokens,omitempty"`
 	// Tokens that the session grew by and that did not move.
 	StaleTailTokens int64 `protobuf:"varint,17,opt,name=stale_tail_tokens,json=staleTailTokens,proto3" json:"stale_tail_tokens,omitempty"`

@@ -497,7 +497,11 @@ type OfferCall struct {
 	// Explicit keys; empty means the session's.
 	Keys [][]byte `protobuf:"bytes,4,rep,name=keys,proto3" json:"keys,omitempty"`
 	// Price only: nothing is leased and no ticket is drawn.
-	DryRun        bool `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	DryRun bool `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// The offer to be continued when its keys do not fit one answer; 16 bytes, empty in the first call and in a dry run.
+	OfferId []byte `protobuf:"bytes,6,opt,name=offer_id,json=offerId,proto3" json:"offer_id,omitempty"`
+	// First key of the part asked for; 0 in the first call.
+	First         uint32 `protobuf:"varint,7,opt,name=first,proto3" json:"first,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -567,14 +571,29 @@ func (x *OfferCall) GetDryRun() bool {
 	return false
 }
 
+func (x *OfferCall) GetOfferId() []byte {
+	if x != nil {
+		return x.OfferId
+	}
+	return nil
+}
+
+func (x *OfferCall) GetFirst() uint32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
 // OfferAnswer is an offer.
 type OfferAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The session's record; only ref and keys for explicit keys.
+	// The session's record with the keys of this part; only ref and layout_pin for explicit keys.
 	Session *Session `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	// Memory of the arena at the source, for transfers.
 	MemoryId uint32 `protobuf:"varint,2,opt,name=memory_id,json=memoryId,proto3" json:"memory_id,omitempty"`
-	// Slots of the blocks, in the order of the keys; empty in a dry run. Shorter than the keys when some blocks are gone: a prefix.
+	// Slots of the blocks of this part, in the order of the keys; empty in a dry run. Fewer than the keys when some blocks are
+	// gone: a prefix.
 	Slots []*SlotRef `protobuf:"bytes,3,rep,name=slots,proto3" json:"slots,omitempty"`
 	// Bytes from one slot to the next at the source.
 	StrideBytes int64 `protobuf:"varint,4,opt,name=stride_bytes,json=strideBytes,proto3" json:"stride_bytes,omitempty"`
@@ -587,7 +606,9 @@ type OfferAnswer struct {
 	// Blocks of the prefix that the source holds.
 	BlocksAvailable int64 `protobuf:"varint,8,opt,name=blocks_available,json=blocksAvailable,proto3" json:"blocks_available,omitempty"`
 	// Layout of the source.
-	Layout        *Layout `protobuf:"bytes,9,opt,name=layout,proto3" json:"layout,omitempty"`
+	Layout *Layout `protobuf:"bytes,9,opt,name=layout,proto3" json:"layout,omitempty"`
+	// Keys of the whole session; more than there are in this part when it does not fit one answer.
+	KeysTotal     uint32 `protobuf:"varint,10,opt,name=keys_total,json=keysTotal,proto3" json:"keys_total,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -683,6 +704,13 @@ func (x *OfferAnswer) GetLayout() *Layout {
 		return x.Layout
 	}
 	return nil
+}
+
+func (x *OfferAnswer) GetKeysTotal() uint32 {
+	if x != nil {
+		return x.KeysTotal
+	}
+	return 0
 }
 
 // RenewCall keeps an offer's lease.
@@ -976,7 +1004,7 @@ type HandOverAnswer struct {
 	Moved bool `protobuf:"varint,1,opt,name=moved,proto3" json:"moved,omitempty"`
 	// Fencing number after the call.
 	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// The session as it is now, when it has grown.
+	// The session's record as it is now, without its keys, when it has grown.
 	Grown *Session `protobuf:"bytes,3,opt,name=grown,proto3" json:"grown,omitempty"`
 	// Tokens the session had grown by when ownership moved all the same.
 	StaleTailTokens int64 `protobuf:"varint,4,opt,name=stale_tail_tokens,json=staleTailTokens,proto3" json:"stale_tail_tokens,omitempty"`
@@ -1275,13 +1303,15 @@ const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\x05known\x18\x01 \x01(\bR\x05known\x12\"\n" +
 	"\rowner_node_id\x18\x02 \x01(\tR\vownerNodeId\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x1b\n" +
-	"\trepin_seq\x18\x04 \x01(\x04R\brepinSeq\"\xb9\x01\n" +
+	"\trepin_seq\x18\x04 \x01(\x04R\brepinSeq\"\xea\x01\n" +
 	"\tOfferCall\x120\n" +
 	"\asession\x18\x01 \x01(\v2\x16.kvferry.v1.SessionRefR\asession\x12!\n" +
 	"\fmigration_id\x18\x02 \x01(\tR\vmigrationId\x12*\n" +
 	"\x06layout\x18\x03 \x01(\v2\x12.kvferry.v1.LayoutR\x06layout\x12\x12\n" +
 	"\x04keys\x18\x04 \x03(\fR\x04keys\x12\x17\n" +
-	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"\x83\x03\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12\x19\n" +
+	"\boffer_id\x18\x06 \x01(\fR\aofferId\x12\x14\n" +
+	"\x05first\x18\a \x01(\rR\x05first\"\xa2\x03\n" +
 	"\vOfferAnswer\x12-\n" +
 	"\asession\x18\x01 \x01(\v2\x13.kvferry.v1.SessionR\asession\x12\x1b\n" +
 	"\tmemory_id\x18\x02 \x01(\rR\bmemoryId\x12)\n" +
@@ -1291,7 +1321,10 @@ const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\tlease_ttl\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\x120\n" +
 	"\x14egress_backlog_bytes\x18\a \x01(\x03R\x12egressBacklogBytes\x12)\n" +
 	"\x10blocks_available\x18\b \x01(\x03R\x0fblocksAvailable\x12*\n" +
-	"\x06layout\x18\t \x01(\v2\x12.kvferry.v1.LayoutR\x06layout\"E\n" +
+	"\x06layout\x18\t \x01(\v2\x12.kvferry.v1.LayoutR\x06layout\x12\x1d\n" +
+	"\n" +
+	"keys_total\x18\n" +
+	" \x01(\rR\tkeysTotal\"E\n" +
 	"\tRenewCall\x12\x19\n" +
 	"\boffer_id\x18\x01 \x01(\fR\aofferId\x12\x1d\n" +
 	"\n" +

@@ -214,8 +214,10 @@ type ArenaStatus struct {
 	BlockBytes int64 `protobuf:"varint,16,opt,name=block_bytes,json=blockBytes,proto3" json:"block_bytes,omitempty"`
 	// Pages that failed verification since start.
 	ChecksumFailures int64 `protobuf:"varint,17,opt,name=checksum_failures,json=checksumFailures,proto3" json:"checksum_failures,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Its memory has faulted (somebody truncated the file): every use fails until the engine registers again.
+	Broken        bool `protobuf:"varint,18,opt,name=broken,proto3" json:"broken,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ArenaStatus) Reset() {
@@ -367,11 +369,22 @@ func (x *ArenaStatus) GetChecksumFailures() int64 {
 	return 0
 }
 
+func (x *ArenaStatus) GetBroken() bool {
+	if x != nil {
+		return x.Broken
+	}
+	return false
+}
+
 // ListSessionsRequest filters.
 type ListSessionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only this tenant's; empty means every tenant's.
-	Tenant        string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Tenant string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// At most this many; 0 means 1000; at most 10000.
+	Limit uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Next page: what the previous answer gave as next_page. Empty means from the start.
+	Page          string `protobuf:"bytes,3,opt,name=page,proto3" json:"page,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -413,11 +426,27 @@ func (x *ListSessionsRequest) GetTenant() string {
 	return ""
 }
 
+func (x *ListSessionsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListSessionsRequest) GetPage() string {
+	if x != nil {
+		return x.Page
+	}
+	return ""
+}
+
 // ListSessionsResponse is the list.
 type ListSessionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The sessions, by tenant and id.
-	Sessions      []*SessionStatus `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	// The sessions, by tenant and id, without their keys.
+	Sessions []*SessionStatus `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	// For the next call's page; empty at the end.
+	NextPage      string `protobuf:"bytes,2,opt,name=next_page,json=nextPage,proto3" json:"next_page,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -459,6 +488,13 @@ func (x *ListSessionsResponse) GetSessions() []*SessionStatus {
 	return nil
 }
 
+func (x *ListSessionsResponse) GetNextPage() string {
+	if x != nil {
+		return x.NextPage
+	}
+	return ""
+}
+
 // SessionStatus is one session as this node sees it.
 type SessionStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -466,6 +502,8 @@ type SessionStatus struct {
 	Session *Session `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	// Blocks of it that this node holds.
 	BlocksPresent int64 `protobuf:"varint,2,opt,name=blocks_present,json=blocksPresent,proto3" json:"blocks_present,omitempty"`
+	// Whole blocks of it.
+	BlocksTotal   int64 `protobuf:"varint,3,opt,name=blocks_total,json=blocksTotal,proto3" json:"blocks_total,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -510,6 +548,13 @@ func (x *SessionStatus) GetSession() *Session {
 func (x *SessionStatus) GetBlocksPresent() int64 {
 	if x != nil {
 		return x.BlocksPresent
+	}
+	return 0
+}
+
+func (x *SessionStatus) GetBlocksTotal() int64 {
+	if x != nil {
+		return x.BlocksTotal
 	}
 	return 0
 }
@@ -796,7 +841,7 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\n" +
 	"goroutines\x18\b \x01(\x03R\n" +
 	"goroutines\x12\x16\n" +
-	"\x06offers\x18\t \x01(\x03R\x06offers\"\xb4\x04\n" +
+	"\x06offers\x18\t \x01(\x03R\x06offers\"\xcc\x04\n" +
 	"\vArenaStatus\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12*\n" +
@@ -818,14 +863,19 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\x04path\x18\x0f \x01(\tR\x04path\x12\x1f\n" +
 	"\vblock_bytes\x18\x10 \x01(\x03R\n" +
 	"blockBytes\x12+\n" +
-	"\x11checksum_failures\x18\x11 \x01(\x03R\x10checksumFailures\"-\n" +
+	"\x11checksum_failures\x18\x11 \x01(\x03R\x10checksumFailures\x12\x16\n" +
+	"\x06broken\x18\x12 \x01(\bR\x06broken\"W\n" +
 	"\x13ListSessionsRequest\x12\x16\n" +
-	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"M\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x12\n" +
+	"\x04page\x18\x03 \x01(\tR\x04page\"j\n" +
 	"\x14ListSessionsResponse\x125\n" +
-	"\bsessions\x18\x01 \x03(\v2\x19.kvferry.v1.SessionStatusR\bsessions\"e\n" +
+	"\bsessions\x18\x01 \x03(\v2\x19.kvferry.v1.SessionStatusR\bsessions\x12\x1b\n" +
+	"\tnext_page\x18\x02 \x01(\tR\bnextPage\"\x88\x01\n" +
 	"\rSessionStatus\x12-\n" +
 	"\asession\x18\x01 \x01(\v2\x13.kvferry.v1.SessionR\asession\x12%\n" +
-	"\x0eblocks_present\x18\x02 \x01(\x03R\rblocksPresent\"\x12\n" +
+	"\x0eblocks_present\x18\x02 \x01(\x03R\rblocksPresent\x12!\n" +
+	"\fblocks_total\x18\x03 \x01(\x03R\vblocksTotal\"\x12\n" +
 	"\x10ListLinksRequest\"A\n" +
 	"\x11ListLinksResponse\x12,\n" +
 	"\x05links\x18\x01 \x03(\v2\x16.kvferry.v1.LinkStatusR\x05links\"\xc9\x04\n" +

@@ -1,0 +1,94 @@
+package daemon
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+)
+
+// A takeover by a lower re-pin number than the cut-off owner's, at a node that knows nothing of the session: after the
+// heal there is one owner, the one with the higher number.
+func TestStaleTakeoverYields(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, fast, nil)
+		r.ea.session("s", 4)
+		there, back := request("s"), request("s")
+		there.RepinSeq, back.RepinSeq = 9, 10
+		r.b.mustEnd(there, committed, "", moved)
+		r.a.mustEnd(back, committed, "", moved)
+		if err := r.b.d.sessions.Forget("", "s"); err != nil {
+			t.Fatal(err)
+		}
+		r.cut()
+		req := auto("s")
+		req.Takeover, req.RepinSeq = true, 5
+		r.b.mustEnd(req, recompute, ReasonPeerUnreachable, moved)
+		time.Sleep(30 * time.Second)
+		r.heal()
+		time.Sleep(60 * time.Second)
+		r.wantOwner("s", "a")
+	})
+}
+
+// A node that took a session over and restarted before the old owner came back still has it yield.
+func TestTakeoverSurvivesRestart(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		dirs := map[string]string{"a": t.TempDir(), "b": t.TempDir()}
+		r := newRig(t, fast, func(n string, c *Config, p *Parts) { c.StateDir, p.NoState = dirs[n], false })
+		r.ea.session("s", 4)
+		r.cut()
+		req := auto("s")
+		req.Takeover, req.RepinSeq = true, 5
+		r.b.mustEnd(req, recompute, ReasonPeerUnreachable, moved)
+		r.b.stop()
+		r.heal()
+		r.b = r.addNode(1)
+		time.Sleep(2 * time.Minute)
+		r.wantOwner("s", "b")
+	})
+}
+
+// What nobody could describe is reported as unknown, not as one token.
+func TestUnknownTail(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, fast, nil)
+		r.ea.session("s", 4)
+		r.cut()
+		rep := r.b.mustEnd(auto("s"), recompute, ReasonPeerUnreachable, unmoved)
+		if rep.GetTokens() != 0 || rep.GetTailTokens() != 0 || rep.GetBlocksUsable() != 0 {
+			t.Errorf("report %v", rep)
+		}
+	})
+}
+
+// A refusal or redirect names the owner's epoch although nothing moved.
+func TestUnmovedReportsEpoch(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, fast, nil)
+		r.ea.session("s", 4)
+		req := request("s")
+		req.Mode, req.RedirectAllowed, req.ExpectedTurns = pb.Mode_MODE_REDIRECT, true, 1
+		if rep := r.b.mustEnd(req, redirect, "", unmoved); rep.GetEpoch() != 1 {
+			t.Errorf("epoch %d, want 1", rep.GetEpoch())
+		}
+	})
+}
+
+// Names that would play with a terminal or a log are refused.
+func TestNamesArePrintable(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, fast, nil)
+		for _, bad := range []string{"a\x00b", "a\nb", "\x1b[31m", "a\u009bb", "\xff"} {
+			if strings.ToValidUTF8(bad, "") == bad { // gRPC itself refuses the others
+				_, _, err := r.b.migrate(request(bad))
+				wantError(t, err, ReasonInvalid)
+				q := request("s")
+				q.RequestId = bad
+				_, _, err = r.b.migrate(q)
+				wantError(t, err, ReasonInvalid)
+			}
+		}
+	})
+}
