@@ -52,11 +52,3 @@ func (c *Conn) enlargeOne(d direction, asked int) Buffer {
 	}
 	return b
 }
-
-// set is the portable way to ask for a size.
-func (c *Conn) set(d direction, bytes int) error {
-	if d == inbound {
-		return c.udp.SetReadBuffer(bytes)
-	}
-	return c.udp.SetWriteBuffer(bytes)
-}

@@ -3,6 +3,7 @@ package udp
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"syscall"
 	"time"
 
@@ -113,8 +114,8 @@ func (c *Conn) ReadMsgUDP(b, oob []byte) (n, oobn, flags int, addr *net.UDPAddr,
 
 // readError gives an error the shape that net's have.
 func (c *Conn) readError(err error) error {
-	if _, ok := err.(*net.OpError); ok { //nolint:errorlint // only an error that has the shape already
-		return err
+	if op, ok := err.(*net.OpError); ok { //nolint:errorlint // not one further in
+		err = op.Err // of an operation "raw-read"
 	}
 	return &net.OpError{Op: "read", Net: "udp", Source: c.udp.LocalAddr(), Err: err}
 }
@@ -125,7 +126,12 @@ func (c *Conn) WriteTo(b []byte, addr net.Addr) (int, error) { return c.udp.Writ
 // WriteMsgUDP writes b with the control messages oob; with UDP_SEGMENT among them
 // it is several datagrams.
 func (c *Conn) WriteMsgUDP(b, oob []byte, addr *net.UDPAddr) (n, oobn int, err error) {
-	return c.udp.WriteMsgUDP(b, oob, addr)
+	ap := addr.AddrPort()
+	if addr == nil || !ap.IsValid() { // a connected socket; an address that only net reads a meaning into
+		return c.udp.WriteMsgUDP(b, oob, addr)
+	}
+	// With a *net.UDPAddr net allocates a socket address a call.
+	return c.udp.WriteMsgUDPAddrPort(b, oob, netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()))
 }
 
 // Close closes the socket and ends blocked calls with net.ErrClosed.

@@ -36,6 +36,13 @@ func (c *Conn) setBuffer(d direction, bytes int) int {
 	return 0
 }
 
+func (c *Conn) set(d direction, bytes int) error {
+	if d == inbound {
+		return c.udp.SetReadBuffer(bytes)
+	}
+	return c.udp.SetWriteBuffer(bytes)
+}
+
 func bufferFix(_ direction, bytes int) string {
 	if runtime.GOOS == "darwin" || runtime.GOOS == "freebsd" {
 		return "raise the sysctl kern.ipc.maxsockbuf above what was asked for"
