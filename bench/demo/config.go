@@ -15,8 +15,8 @@ import (
 
 // Config is what Start and Run take. Zero is the documented default.
 type Config struct {
-	// WAN is the link between the regions. Default DefaultWAN.
-	WAN wan.Model
+	// WAN is the link between the regions. Nil is DefaultWAN; a zero model is a perfect link.
+	WAN *wan.Model
 	// Prefix is the tokens of the first prompt, 6 to 4096. Default 264. Above 256 tokens the reference layout has more
 	// than 80 MiB of KV.
 	Prefix int
@@ -55,8 +55,9 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	if c.WAN == (wan.Model{}) {
-		c.WAN = DefaultWAN()
+	if c.WAN == nil {
+		def := DefaultWAN()
+		c.WAN = &def
 	}
 	if c.Prefix == 0 {
 		c.Prefix = 264

@@ -3,6 +3,7 @@
 package demo
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -45,7 +46,7 @@ func TestMain(m *testing.M) {
 func small() Config {
 	return Config{
 		Shape: refengine.ModelConfig{Layers: 8, Hidden: 64, KVHeads: 4, HeadDim: 64, FFN: 128, Vocab: 512, MaxTokens: 512},
-		WAN:   wan.Model{RTT: 20 * time.Millisecond, Rate: 200e6}, Prefix: 80, Turns: 2,
+		WAN:   &wan.Model{RTT: 20 * time.Millisecond, Rate: 200e6}, Prefix: 80, Turns: 2,
 		Kvferryd: filepath.Join(binaries, "kvferryd"), Kvferry: filepath.Join(binaries, "kvferry"),
 	}
 }
@@ -312,16 +313,16 @@ func TestDemoCommand(t *testing.T) {
 	}
 }
 
-// Ctrl-C at any moment leaves no process, file or socket.
+// Ctrl-C at any moment, or a terminal that closes, leaves no process, file or socket.
 func TestDemoInterrupted(t *testing.T) {
-	for _, after := range []time.Duration{300 * time.Millisecond, 6 * time.Second} {
+	for after, sig := range map[time.Duration]os.Signal{300 * time.Millisecond: os.Interrupt, 6 * time.Second: os.Interrupt, 2 * time.Second: syscall.SIGHUP} {
 		tmp := t.TempDir()
 		cmd := exec.CommandContext(t.Context(), filepath.Join(binaries, "kvferry"), "demo")
 		cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		timer := time.AfterFunc(after, func() { _ = cmd.Process.Signal(os.Interrupt) })
+		timer := time.AfterFunc(after, func() { _ = cmd.Process.Signal(sig) })
 		err := cmd.Wait()
 		timer.Stop()
 		var exit *exec.ExitError
@@ -330,6 +331,26 @@ func TestDemoInterrupted(t *testing.T) {
 		}
 		nothingLeft(t, tmp, cmd.Process.Pid)
 	}
+}
+
+// A reader that goes away after a few lines leaves nothing either.
+func TestDemoIntoClosedPipe(t *testing.T) {
+	tmp := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), filepath.Join(binaries, "kvferry"), "demo")
+	cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	_ = out.Close()
+	_ = cmd.Wait()
+	nothingLeft(t, tmp, cmd.Process.Pid)
 }
 
 // A demo that is killed takes its children with it.

@@ -94,7 +94,7 @@ func (f *Fleet) network() error {
 		return err
 	}
 	f.East.quic, f.West.quic = ports[0], ports[1]
-	f.links = []*wan.Link{wan.OpenLink(f.cfg.WAN, "to east"), wan.OpenLink(f.cfg.WAN, "to west")}
+	f.links = []*wan.Link{wan.OpenLink(*f.cfg.WAN, "to east"), wan.OpenLink(*f.cfg.WAN, "to west")}
 	for i, r := range []*Region{f.East, f.West} {
 		relay, err := wan.OpenRelay(wan.RelayConfig{Listen: "127.0.0.1:0", Target: r.quic, Up: f.links[i], Down: f.links[1-i]})
 		if err != nil {

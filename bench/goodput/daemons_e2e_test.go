@@ -33,7 +33,7 @@ func fleet(t *testing.T) (f *demo.Fleet, kvferry string) {
 	kvferry = filepath.Join(dir, "kvferry")
 	f, err = demo.Start(t.Context(), demo.Config{
 		Shape: refengine.ModelConfig{Layers: 2, Hidden: 32, KVHeads: 2, HeadDim: 16, FFN: 64, Vocab: 64, MaxTokens: 256},
-		WAN:   wan.Model{RTT: 20 * time.Millisecond, Rate: 200e6}, Prefix: 32, Turns: 1,
+		WAN:   &wan.Model{RTT: 20 * time.Millisecond, Rate: 200e6}, Prefix: 32, Turns: 1,
 		Kvferryd: filepath.Join(dir, "kvferryd"), Kvferry: kvferry,
 	})
 	if err != nil {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,10 +34,11 @@ it and can say the same only from the KV that moved. Everything is cleaned up at
   kvferry demo --mode auto -o json`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var err error
-			if cfg.WAN, err = wan.Parse(link); err != nil {
+			model, err := wan.Parse(link)
+			if err != nil {
 				return usagef(link, "key=value pairs such as "+demo.DefaultWAN().String(), "--wan: %v", err)
 			}
+			cfg.WAN = &model
 			cfg.Mode = modeNames[mode]
 			if err := cfg.Validate(); err != nil {
 				return usagef("", "values in range; see 'kvferry demo --help'", "%v", err)
@@ -80,6 +83,9 @@ type demoMigrationView struct {
 
 // demo runs the story and prints it as it happens; with -o json it goes to stderr, so that stdout is the result alone.
 func (a *app) demo(ctx context.Context, cfg demo.Config) error {
+	// A reader that goes away and a terminal that closes end the demo as Ctrl-C does: with everything cleaned up.
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP, syscall.SIGPIPE)
+	defer stop()
 	t := &teller{a: a, w: a.stdout, began: time.Now()}
 	if a.output == outputJSON {
 		t.w = a.stderr

@@ -39,7 +39,7 @@ that speed.`,
 			if cmd.Flags().Changed("watermark") {
 				cfg.Watermark = &refengine.Watermark{Seed: watermark}
 			}
-			if pace.PrefillTokensPerSecond > 0 || pace.DecodeTokensPerSecond > 0 {
+			if cmd.Flags().Changed("pace-prefill") || cmd.Flags().Changed("pace-decode") {
 				pace.Seed = cfg.Model.Seed
 				cfg.Pace = &pace
 			}

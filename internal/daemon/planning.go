@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"github.com/kvferry/kvferry/kvstore"
 	"github.com/kvferry/kvferry/planner"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
@@ -76,6 +78,14 @@ func Evaluate(req *pb.EvaluateRequest) (*pb.EvaluateResponse, error) {
 		return nil, err
 	}
 	c, l, q := req.GetCompute(), req.GetLink(), req.GetDemand()
+	for _, d := range []struct {
+		field string
+		value *durationpb.Duration
+	}{{"link.rtt", l.GetRtt()}, {"demand.deadline", q.GetDeadline()}, {"demand.redirect_extra_rtt", q.GetRedirectExtraRtt()}} {
+		if _, err := duration(d.field, d.value); err != nil {
+			return nil, err
+		}
+	}
 	compute := planner.Compute{
 		PeakFLOPS: c.GetPeakFlops(), MFU: c.GetMfu(), SecondsPerToken: c.GetSecondsPerToken(), FixedSeconds: c.GetFixedSeconds(),
 		QueueSeconds: c.GetQueueSeconds(), QueueKnown: true, PrefillUnavailable: c.GetUnavailable(), Source: "given",
