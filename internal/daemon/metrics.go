@@ -165,6 +165,9 @@ func newMigrationMetrics(mk maker) migrationMetrics {
 		m.failures.WithLabelValues(string(r))
 	}
 	m.failures.WithLabelValues(otherCode)
+	fetch := modeLabel(pb.Mode_MODE_FETCH) // the one mode that moves blocks
+	m.predicted.WithLabelValues(fetch)
+	m.actual.WithLabelValues(fetch)
 	return m
 }
 
