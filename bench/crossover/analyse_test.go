@@ -35,7 +35,7 @@ func TestMeasured(t *testing.T) {
 		t.Errorf("measured %+v, %+v", m, m.Crossover)
 	}
 	held := 0
-	const trials = 60
+	const trials = 20
 	for seed := range uint64(trials) {
 		m := measured(sweep(fetch, recompute, 5e-3, 5, seed), seed)
 		if m.Crossover != nil && m.Crossover.Low <= 100 && 100 <= m.Crossover.High {

@@ -108,7 +108,7 @@ func (w *writer) publish(ctx context.Context, session string, keys [][]byte, tok
 		}
 		slots = append(slots, r.GetSlot())
 	}
-	done, err := w.n.engine.CommitBlocks(ctx, &pb.CommitBlocksRequest{EngineId: engineID, Slots: slots, World: 1, Fidelity: pb.Fidelity_FIDELITY_EXACT})
+	done, err := w.n.engine.CommitBlocks(ctx, &pb.CommitBlocksRequest{EngineId: engineID, ArenaId: w.reg.GetArenaId(), Slots: slots, World: 1, Fidelity: pb.Fidelity_FIDELITY_EXACT})
 	if err != nil {
 		return fmt.Errorf("commit blocks: %w", err)
 	}
@@ -118,7 +118,7 @@ func (w *writer) publish(ctx context.Context, session string, keys [][]byte, tok
 		}
 	}
 	_, err = w.n.engine.PublishSession(ctx, &pb.PublishSessionRequest{
-		EngineId: engineID, Session: &pb.SessionRef{Tenant: tenant, SessionId: session}, BlockKeys: keys, Tokens: tokens, Fidelity: pb.Fidelity_FIDELITY_EXACT,
+		EngineId: engineID, ArenaId: w.reg.GetArenaId(), Session: &pb.SessionRef{Tenant: tenant, SessionId: session}, BlockKeys: keys, Tokens: tokens, Fidelity: pb.Fidelity_FIDELITY_EXACT,
 	})
 	if err != nil {
 		return fmt.Errorf("publish session: %w", err)
@@ -129,7 +129,7 @@ func (w *writer) publish(ctx context.Context, session string, keys [][]byte, tok
 // reserve takes slots, and waits while the migration before still holds them.
 func (w *writer) reserve(ctx context.Context, keys [][]byte) (*pb.ReserveBlocksResponse, error) {
 	for {
-		res, err := w.n.engine.ReserveBlocks(ctx, &pb.ReserveBlocksRequest{EngineId: engineID, Tenant: tenant, Keys: keys})
+		res, err := w.n.engine.ReserveBlocks(ctx, &pb.ReserveBlocksRequest{EngineId: engineID, ArenaId: w.reg.GetArenaId(), Tenant: tenant, Keys: keys})
 		if err == nil || status.Code(err) != codes.ResourceExhausted {
 			return res, err
 		}
@@ -141,12 +141,12 @@ func (w *writer) reserve(ctx context.Context, keys [][]byte) (*pb.ReserveBlocksR
 
 // verify compares landed blocks with what was written at the source.
 func (w *writer) verify(ctx context.Context, keys [][]byte) (err error) {
-	lease, err := w.n.engine.AcquireBlocks(ctx, &pb.AcquireBlocksRequest{EngineId: engineID, Tenant: tenant, Keys: keys})
+	lease, err := w.n.engine.AcquireBlocks(ctx, &pb.AcquireBlocksRequest{EngineId: engineID, ArenaId: w.reg.GetArenaId(), Tenant: tenant, Keys: keys})
 	if err != nil {
 		return fmt.Errorf("look at landed blocks: %w", err)
 	}
 	defer func() {
-		_, rerr := w.n.engine.ReleaseBlocks(ctx, &pb.ReleaseBlocksRequest{EngineId: engineID, LeaseIds: []uint64{lease.GetLeaseId()}})
+		_, rerr := w.n.engine.ReleaseBlocks(ctx, &pb.ReleaseBlocksRequest{EngineId: engineID, ArenaId: w.reg.GetArenaId(), LeaseIds: []uint64{lease.GetLeaseId()}})
 		err = errors.Join(err, rerr)
 	}()
 	if len(lease.GetSlots()) != len(keys) {

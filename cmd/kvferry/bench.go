@@ -45,6 +45,7 @@ func (a *app) benchCommands(b *benchFlags) []*cobra.Command {
 		a.newBenchCrossover(b),
 		a.newBenchWan(b),
 		a.newBenchQueue(b),
+		a.newBenchReport(b),
 	}
 }
 
