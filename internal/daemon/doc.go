@@ -6,6 +6,12 @@
 // Open starts a node from a Config; Close ends it in the order given in ARCHITECTURE.md. Parts replaces sockets and
 // certificates for tests, which run two whole nodes in one testing/synctest bubble.
 //
+// # Load and metrics
+//
+// The load of the configured engines (internal/engineload) and of this host's GPUs (nvml) enters every plan as
+// Daemon.computeInputs says; what is not known is left out and named. Metrics and their labels are described in
+// deploy/README.md; each ended migration counts once, with the numbers of its report.
+//
 // # Concurrency
 //
 // Each migration has one driver goroutine (migration.run), which alone moves its state machine (next). Everyone else

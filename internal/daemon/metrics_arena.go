@@ -120,24 +120,26 @@ func (c *offerCollector) Collect(ch chan<- prometheus.Metric) {
 	for id := range c.d.links.peers {
 		byPeer[string(id)] = held{}
 	}
-	c.d.offers.each(func(peer transfer.PeerID, bytes int64) {
+	for peer, more := range c.d.offers.held() {
 		label := c.d.links.label(peer)
 		h := byPeer[label]
-		h.offers, h.bytes = h.offers+1, h.bytes+bytes
-		byPeer[label] = h
-	})
+		byPeer[label] = held{h.offers + more.offers, h.bytes + more.bytes}
+	}
 	for label, h := range byPeer {
 		collectRows(ch, c.rows, h, label)
 	}
 }
 
-// each calls f for every offer.
-func (o *offers) each(f func(peer transfer.PeerID, bytesLeft int64)) {
+// held is what each peer holds.
+func (o *offers) held() map[transfer.PeerID]held {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	out := map[transfer.PeerID]held{}
 	for _, of := range o.mu.byID {
-		f(of.peer, of.bytesLeft)
+		h := out[of.peer]
+		out[of.peer] = held{h.offers + 1, h.bytes + of.bytesLeft}
 	}
+	return out
 }
 
 // oldest is the age of the oldest offer, 0 without one.
