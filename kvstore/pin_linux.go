@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -55,6 +56,9 @@ func (m *mapping) set(cfg ArenaConfig) error {
 	if err := unix.Flock(int(m.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("%s: %w", m.path, ErrArenaInUse)
 	}
+	if err := m.named(); err != nil {
+		return err
+	}
 	if err := m.share(cfg.GroupID); err != nil {
 		return err
 	}
@@ -99,6 +103,33 @@ func removeStale(path string) error {
 	return removeIfSame(path, file)
 }
 
+// RemoveStaleArenas removes the arena files in dir whose names begin with prefix and that no live process has open as
+// its arena, and returns their paths. For a process that starts: one that was killed could not remove its own. An empty dir
+// means DefaultArenaDir. Files that it may not touch, and what is not a regular file, stay; the errors are joined.
+func RemoveStaleArenas(dir, prefix string) (removed []string, err error) {
+	if dir == "" {
+		dir = DefaultArenaDir
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("remove stale arenas: %w", err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), prefix) || !entry.Type().IsRegular() {
+			continue
+		}
+		path := filepath.Join(dir, entry.Name())
+		switch err := removeStale(path); {
+		case err == nil:
+			removed = append(removed, path)
+		case !errors.Is(err, ErrArenaInUse):
+			errs = append(errs, err)
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
 // removeIfSame unlinks path when it still names file.
 func removeIfSame(path string, file *os.File) error {
 	ours, err := file.Stat()
@@ -114,6 +145,19 @@ func removeIfSame(path string, file *os.File) error {
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
+	}
+	return nil
+}
+
+// named makes sure that the file just locked still has its name: before it was locked, somebody who removes stale files
+// may have taken it for one.
+func (m *mapping) named() error {
+	ours, err := m.file.Stat()
+	if err != nil {
+		return err
+	}
+	if there, err := os.Lstat(m.path); err != nil || !os.SameFile(ours, there) {
+		return fmt.Errorf("%s was removed as it was created: %w", m.path, ErrArenaInUse)
 	}
 	return nil
 }

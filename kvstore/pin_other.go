@@ -18,6 +18,9 @@ func openMapping(ArenaConfig, int64) (*mapping, error) {
 	return nil, fmt.Errorf("shared memory arenas on %s: %w", runtime.GOOS, errors.ErrUnsupported)
 }
 
+// RemoveStaleArenas finds nothing: there are no arenas on this system.
+func RemoveStaleArenas(string, string) ([]string, error) { return nil, nil }
+
 func (m *mapping) close() error { return nil }
 
 func lockMemory([]byte) error { return errors.ErrUnsupported }

@@ -137,11 +137,16 @@ func damage(t *testing.T, f *Fleet, req refengine.Request, want *refengine.Resul
 	}
 	defer file.Close()
 	engine := pb.NewEngineServiceClient(f.West.Daemon)
-	acq, err := engine.AcquireBlocks(t.Context(), &pb.AcquireBlocksRequest{EngineId: f.West.EngineID(), Keys: keys})
+	reg, err := engine.RegisterEngine(t.Context(), &pb.RegisterEngineRequest{EngineId: f.West.EngineID(), Layout: arena.GetLayout(), World: 1, WriteThrough: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := engine.ReleaseBlocks(t.Context(), &pb.ReleaseBlocksRequest{EngineId: f.West.EngineID(), LeaseIds: []uint64{acq.GetLeaseId()}}); err != nil {
+	id := reg.GetArenaId()
+	acq, err := engine.AcquireBlocks(t.Context(), &pb.AcquireBlocksRequest{EngineId: f.West.EngineID(), ArenaId: id, Keys: keys})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := engine.ReleaseBlocks(t.Context(), &pb.ReleaseBlocksRequest{EngineId: f.West.EngineID(), ArenaId: id, LeaseIds: []uint64{acq.GetLeaseId()}}); err != nil {
 		t.Fatal(err)
 	}
 	page := arena.GetBlockBytes() / int64(arena.GetLayout().GetLayers())

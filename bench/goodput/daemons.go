@@ -142,14 +142,15 @@ type ferry struct {
 
 // engine is our engine at one daemon.
 type engine struct {
-	conn   *grpc.ClientConn
-	client pb.EngineServiceClient
-	region pb.RegionServiceClient
-	node   string
-	id     string
-	proc   daemonProcess
-	arena  *arena // nil: not on this host
-	slots  int
+	conn    *grpc.ClientConn
+	client  pb.EngineServiceClient
+	region  pb.RegionServiceClient
+	node    string
+	id      string
+	arenaID string
+	proc    daemonProcess
+	arena   *arena // nil: not on this host
+	slots   int
 }
 
 func dialEngine(socket string) (*engine, error) {

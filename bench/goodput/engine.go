@@ -47,7 +47,7 @@ func (e *engine) register(ctx context.Context, page, pages, slots int) error {
 		return fmt.Errorf("node %s gave an arena of %d slots of %d bytes, blocks of %d and pages of %d, instead of blocks of %d and pages of %d",
 			e.node, resp.GetSlots(), resp.GetStrideBytes(), resp.GetBlockBytes(), resp.GetPageBytes(), block, page)
 	}
-	e.slots = int(resp.GetSlots())
+	e.slots, e.arenaID = int(resp.GetSlots()), resp.GetArenaId()
 	e.arena, err = mapArena(resp)
 	return err
 }
@@ -72,7 +72,7 @@ func (e *engine) write(ctx context.Context, keys [][]byte) error {
 		fill(mem, seedOf(keys[i]))
 		slots = append(slots, r.GetSlot())
 	}
-	done, err := e.client.CommitBlocks(ctx, &pb.CommitBlocksRequest{EngineId: e.id, Slots: slots, World: 1, Fidelity: pb.Fidelity_FIDELITY_EXACT})
+	done, err := e.client.CommitBlocks(ctx, &pb.CommitBlocksRequest{EngineId: e.id, ArenaId: e.arenaID, Slots: slots, World: 1, Fidelity: pb.Fidelity_FIDELITY_EXACT})
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ const (
 // reserve takes slots. While all of them are leased by the migration before, it waits.
 func (e *engine) reserve(ctx context.Context, keys [][]byte) (*pb.ReserveBlocksResponse, error) {
 	for {
-		got, err := e.client.ReserveBlocks(ctx, &pb.ReserveBlocksRequest{EngineId: e.id, Tenant: tenant, Keys: keys})
+		got, err := e.client.ReserveBlocks(ctx, &pb.ReserveBlocksRequest{EngineId: e.id, ArenaId: e.arenaID, Tenant: tenant, Keys: keys})
 		if err == nil || status.Code(err) != codes.ResourceExhausted || !pause(ctx, leaseLook) {
 			return got, err
 		}
@@ -107,12 +107,12 @@ func (e *engine) verify(ctx context.Context, keys [][]byte) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout) // the lease must end
 	defer cancel()
-	lease, err := e.client.AcquireBlocks(ctx, &pb.AcquireBlocksRequest{EngineId: e.id, Tenant: tenant, Keys: keys})
+	lease, err := e.client.AcquireBlocks(ctx, &pb.AcquireBlocksRequest{EngineId: e.id, ArenaId: e.arenaID, Tenant: tenant, Keys: keys})
 	if err != nil {
 		return fmt.Errorf("look at the landed blocks: %w", err)
 	}
 	defer func() {
-		_, rerr := e.client.ReleaseBlocks(ctx, &pb.ReleaseBlocksRequest{EngineId: e.id, LeaseIds: []uint64{lease.GetLeaseId()}})
+		_, rerr := e.client.ReleaseBlocks(ctx, &pb.ReleaseBlocksRequest{EngineId: e.id, ArenaId: e.arenaID, LeaseIds: []uint64{lease.GetLeaseId()}})
 		err = errors.Join(err, rerr)
 	}()
 	if len(lease.GetSlots()) != len(keys) {

@@ -21,8 +21,11 @@ func (t *turn) load(first int, keys [][]byte) {
 	ctx, cancel := t.call()
 	defer cancel()
 	found, err := t.e.client.LookupBlocks(ctx, &kvferryv1.LookupBlocksRequest{
-		EngineId: t.e.cfg.EngineID, Tenant: t.req.Tenant, Keys: keys,
+		EngineId: t.e.cfg.EngineID, ArenaId: t.e.arenaID(), Tenant: t.req.Tenant, Keys: keys,
 	})
+	if t.attachAgain(err) {
+		return // nothing is there yet
+	}
 	if err != nil {
 		t.warn("look up %d blocks: %v", len(keys), err)
 		return
@@ -43,8 +46,11 @@ func (t *turn) load(first int, keys [][]byte) {
 // has it, and then does not ask again.
 func (t *turn) loadOne(block int) bool {
 	delete(t.elsewhere, block)
-	before := len(t.seq.keys)
+	before, attached := len(t.seq.keys), t.attached
 	t.read(block, t.keys[block:block+1])
+	if t.attached != attached && t.req.Commit {
+		t.reserveAgain()
+	}
 	return len(t.seq.keys) > before
 }
 
@@ -53,14 +59,17 @@ func (t *turn) read(first int, keys [][]byte) {
 	ctx, cancel := t.call()
 	defer cancel()
 	lease, err := t.e.client.AcquireBlocks(ctx, &kvferryv1.AcquireBlocksRequest{
-		EngineId: t.e.cfg.EngineID, Tenant: t.req.Tenant, Keys: keys, Prefix: true,
+		EngineId: t.e.cfg.EngineID, ArenaId: t.e.arenaID(), Tenant: t.req.Tenant, Keys: keys, Prefix: true,
 	})
+	if t.attachAgain(err) {
+		return
+	}
 	if err != nil {
 		t.warn("acquire %d blocks: %v", len(keys), err)
 		return
 	}
 	if id := lease.GetLeaseId(); id != 0 {
-		defer t.release(&kvferryv1.ReleaseBlocksRequest{EngineId: t.e.cfg.EngineID, LeaseIds: []uint64{id}})
+		defer t.release(&kvferryv1.ReleaseBlocksRequest{EngineId: t.e.cfg.EngineID, ArenaId: t.e.arenaID(), LeaseIds: []uint64{id}})
 	}
 	for i, ref := range lease.GetSlots()[:min(len(keys), len(lease.GetSlots()))] {
 		mem, err := t.e.arena.slot(ref)
@@ -83,11 +92,15 @@ func (t *turn) reserve(first int, keys [][]byte) {
 	}
 	ctx, cancel := t.call()
 	defer cancel()
-	req := &kvferryv1.ReserveBlocksRequest{EngineId: t.e.cfg.EngineID, Tenant: t.req.Tenant, Keys: keys}
+	req := &kvferryv1.ReserveBlocksRequest{EngineId: t.e.cfg.EngineID, ArenaId: t.e.arenaID(), Tenant: t.req.Tenant, Keys: keys}
 	if first > 0 {
 		req.ParentKey = t.keys[first-1]
 	}
 	got, err := t.e.client.ReserveBlocks(ctx, req)
+	if t.attachAgain(err) {
+		t.reserveAgain()
+		return
+	}
 	if err != nil {
 		t.warn("reserve %d blocks: %v", len(keys), err)
 		return
@@ -143,9 +156,14 @@ func (t *turn) commit() {
 	var visible []bool
 	for rank := range t.e.cfg.World {
 		got, err := t.e.client.CommitBlocks(ctx, &kvferryv1.CommitBlocksRequest{
-			EngineId: t.e.cfg.EngineID, Slots: slots, Rank: uint32(rank), World: uint32(t.e.cfg.World),
+			EngineId: t.e.cfg.EngineID, ArenaId: t.e.arenaID(), Slots: slots, Rank: uint32(rank), World: uint32(t.e.cfg.World),
 			Fidelity: kvferryv1.Fidelity_FIDELITY_EXACT,
 		})
+		if t.attachAgain(err) {
+			t.reserveAgain()
+			t.commit()
+			return
+		}
 		if err != nil {
 			t.warn("commit %d blocks: %v", len(blocks), err)
 			return // their slots are aborted at the end of the turn
@@ -170,7 +188,7 @@ func (t *turn) abort() {
 		delete(t.slots, b)
 	}
 	if len(slots) > 0 {
-		t.release(&kvferryv1.ReleaseBlocksRequest{EngineId: t.e.cfg.EngineID, Aborted: slots})
+		t.release(&kvferryv1.ReleaseBlocksRequest{EngineId: t.e.cfg.EngineID, ArenaId: t.e.arenaID(), Aborted: slots})
 	}
 }
 
@@ -179,7 +197,7 @@ func (t *turn) abort() {
 func (t *turn) release(req *kvferryv1.ReleaseBlocksRequest) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), callTimeout)
 	defer cancel()
-	if _, err := t.e.client.ReleaseBlocks(ctx, req); err != nil {
+	if _, err := t.e.client.ReleaseBlocks(ctx, req); err != nil && !arenaGone(err) { // a new arena knows of none of them
 		t.warn("release: %v", err)
 	}
 }
@@ -187,16 +205,30 @@ func (t *turn) release(req *kvferryv1.ReleaseBlocksRequest) {
 // publish records the session with the blocks that are in the daemon without a
 // gap.
 func (t *turn) publish() error {
+	err := t.publishOnce()
+	if t.attachAgain(err) {
+		t.reserveAgain()
+		t.commit()
+		t.countCommitted()
+		err = t.publishOnce()
+	}
+	if err != nil {
+		return fmt.Errorf("refengine: %w %q: %w", ErrPublish, t.req.Session, err)
+	}
+	return nil
+}
+
+func (t *turn) publishOnce() error {
 	ctx, cancel := t.call()
 	defer cancel()
 	p := published{keys: t.keys[:t.res.CommittedBlocks], tokens: int64(len(t.tokens))}
 	got, err := t.e.client.PublishSession(ctx, &kvferryv1.PublishSessionRequest{
-		EngineId:  t.e.cfg.EngineID,
+		EngineId: t.e.cfg.EngineID, ArenaId: t.e.arenaID(),
 		Session:   &kvferryv1.SessionRef{Tenant: t.req.Tenant, SessionId: t.req.Session},
 		BlockKeys: p.keys, Tokens: p.tokens, Fidelity: kvferryv1.Fidelity_FIDELITY_EXACT,
 	})
 	if err != nil {
-		return fmt.Errorf("refengine: %w %q: %w", ErrPublish, t.req.Session, err)
+		return err
 	}
 	t.res.SessionVersion, t.res.SessionEpoch = got.GetSession().GetVersion(), got.GetSession().GetEpoch()
 	t.e.remember(t.req.Tenant, t.req.Session, p)

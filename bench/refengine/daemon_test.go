@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -25,19 +26,52 @@ type fakeDaemon struct {
 	listener *bufconn.Listener
 	events   chan *kvferryv1.EventsResponse
 
-	mu        sync.Mutex
-	path      string
-	file      *os.File
-	layout    *kvferryv1.Layout
-	slots     []fakeSlot
-	maxSlots  int
-	index     map[string]uint32
-	leases    map[uint64][]uint32
-	nextLease uint64
-	sessions  map[string]*kvferryv1.Session
-	register  []*kvferryv1.RegisterEngineRequest
-	calls     map[string]int
-	fail      map[string]error // by method, returned instead of an answer
+	mu         sync.Mutex
+	arena      string        // its id
+	gone       chan struct{} // closed when another arena takes its place
+	registered bool
+	dir, path  string
+	arenas     int
+	file       *os.File
+	layout     *kvferryv1.Layout
+	slots      []fakeSlot
+	maxSlots   int
+	index      map[string]uint32
+	leases     map[uint64][]uint32
+	nextLease  uint64
+	sessions   map[string]*kvferryv1.Session
+	register   []*kvferryv1.RegisterEngineRequest
+	calls      map[string]int
+	fail       map[string]error  // by method, returned instead of an answer
+	before     map[string]func() // by method, called once before the next call, locked
+}
+
+type arenaCall interface{ GetArenaId() string }
+
+// check refuses a call about another arena, as the daemon does.
+func (d *fakeDaemon) check(q arenaCall) error {
+	if d.registered && q.GetArenaId() == d.arena {
+		return nil
+	}
+	st, err := status.New(codes.FailedPrecondition, "arena is gone").WithDetails(&errdetails.ErrorInfo{Reason: "ARENA_STALE", Domain: "kvferry.v1"})
+	if err != nil {
+		return err
+	}
+	return st.Err()
+}
+
+// restart is the daemon's end and its next start: another arena, and nothing in it. Locked.
+func (d *fakeDaemon) restart() {
+	if d.gone != nil {
+		close(d.gone)
+	}
+	if d.file != nil {
+		_ = d.file.Close()
+		_ = os.Remove(d.path)
+	}
+	d.arenas++
+	d.arena, d.path, d.gone = fmt.Sprintf("arena-%d", d.arenas), filepath.Join(d.dir, fmt.Sprint(d.arenas)), make(chan struct{})
+	d.registered, d.file, d.slots, d.index, d.leases = false, nil, nil, map[string]uint32{}, map[uint64][]uint32{}
 }
 
 type fakeSlot struct {
@@ -51,9 +85,10 @@ type fakeSlot struct {
 func newFakeDaemon(t *testing.T, slots int) *fakeDaemon {
 	d := &fakeDaemon{
 		t: t, listener: bufconn.Listen(1 << 20), events: make(chan *kvferryv1.EventsResponse, 16), maxSlots: slots,
-		path: filepath.Join(t.TempDir(), "arena"), index: map[string]uint32{}, leases: map[uint64][]uint32{},
+		dir: t.TempDir(), before: map[string]func(){},
 		sessions: map[string]*kvferryv1.Session{}, calls: map[string]int{}, fail: map[string]error{},
 	}
+	d.restart()
 	s := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -61,6 +96,15 @@ func newFakeDaemon(t *testing.T, slots int) *fakeDaemon {
 		d.calls[name]++
 		if err := d.fail[name]; err != nil {
 			return nil, err
+		}
+		if f := d.before[name]; f != nil {
+			delete(d.before, name)
+			f()
+		}
+		if q, ok := req.(arenaCall); ok {
+			if err := d.check(q); err != nil {
+				return nil, err
+			}
 		}
 		return h(ctx, req)
 	}))
@@ -83,6 +127,7 @@ func (d *fakeDaemon) dial() []grpc.DialOption {
 
 func (d *fakeDaemon) RegisterEngine(_ context.Context, r *kvferryv1.RegisterEngineRequest) (*kvferryv1.RegisterEngineResponse, error) {
 	d.register = append(d.register, r)
+	d.registered = true
 	l := r.GetLayout()
 	page := int64(2 * l.GetKvHeads() * l.GetBlockTokens() * l.GetHeadDim() * 2)
 	block := page * int64(l.GetLayers())
@@ -100,7 +145,7 @@ func (d *fakeDaemon) RegisterEngine(_ context.Context, r *kvferryv1.RegisterEngi
 	return &kvferryv1.RegisterEngineResponse{
 		Node:      &kvferryv1.Node{NodeId: "node", RegionId: "region"},
 		ArenaPath: d.path, Slots: uint32(d.maxSlots), StrideBytes: stride, BlockBytes: block, PageBytes: page,
-		LayoutPin: make([]byte, 32),
+		LayoutPin: make([]byte, 32), ArenaId: d.arena,
 	}, nil
 }
 
@@ -235,13 +280,21 @@ func (d *fakeDaemon) PublishSession(_ context.Context, r *kvferryv1.PublishSessi
 	return &kvferryv1.PublishSessionResponse{Session: s}, nil
 }
 
-func (d *fakeDaemon) Events(_ *kvferryv1.EventsRequest, s grpc.ServerStreamingServer[kvferryv1.EventsResponse]) error {
+func (d *fakeDaemon) Events(r *kvferryv1.EventsRequest, s grpc.ServerStreamingServer[kvferryv1.EventsResponse]) error {
+	d.mu.Lock()
+	err, gone := d.check(r), d.gone
+	d.mu.Unlock()
+	if err != nil {
+		return err
+	}
 	for {
 		select {
 		case ev := <-d.events:
 			if err := s.Send(ev); err != nil {
 				return err
 			}
+		case <-gone:
+			return status.Error(codes.Unavailable, "the daemon is restarting")
 		case <-s.Context().Done():
 			return s.Context().Err()
 		}

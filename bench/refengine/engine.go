@@ -25,14 +25,13 @@ const (
 // An Engine is one registered engine. It owns a client connection, a mapping
 // of the arena and the goroutine that reads the daemon's events.
 type Engine struct {
-	cfg        Config
-	compute    computer
-	perToken   float64 // seconds, as told to the daemon; 0 is not told
-	conn       *grpc.ClientConn
-	client     kvferryv1.EngineServiceClient
-	registered *kvferryv1.RegisterEngineResponse
-	arena      *arena
-	tasks      sync.WaitGroup // the event reader
+	cfg      Config
+	compute  computer
+	perToken float64 // seconds, as told to the daemon; 0 is not told
+	conn     *grpc.ClientConn
+	client   kvferryv1.EngineServiceClient
+	arena    *arena
+	tasks    sync.WaitGroup // the event reader
 
 	// turn holds one token: whoever has it owns cache and the arena mapping.
 	turn  chan struct{}
@@ -43,10 +42,11 @@ type Engine struct {
 
 	mu struct {
 		sync.Mutex
-		stale     []*kvferryv1.Invalidate // not yet applied to cache
-		staleAll  bool                    // there were too many of them
-		published map[string]published    // by tenant and session
-		status    Counters
+		registered *kvferryv1.RegisterEngineResponse // as answered last
+		stale      []*kvferryv1.Invalidate           // not yet applied to cache
+		staleAll   bool                              // there were too many of them
+		published  map[string]published              // by tenant and session
+		status     Counters
 	}
 }
 
@@ -98,22 +98,7 @@ func (e *Engine) connect(ctx context.Context) error {
 		return fmt.Errorf("refengine: daemon address %q: %w", e.cfg.Addr, err)
 	}
 	e.conn, e.client = conn, kvferryv1.NewEngineServiceClient(conn)
-	m := e.cfg.Model
-	for rank := range e.cfg.World {
-		e.registered, err = e.client.RegisterEngine(ctx, &kvferryv1.RegisterEngineRequest{
-			EngineId: e.cfg.EngineID, EngineName: engineName, EngineVersion: engineVersion,
-			Layout: e.cfg.layout(), ArenaBytes: e.cfg.ArenaBytes,
-			Rank: uint32(rank), World: uint32(e.cfg.World), WriteThrough: true,
-			Prefill: &kvferryv1.PrefillSpeed{
-				SecondsPerToken: e.perToken, ParamsActive: float64(m.parameters()), QueryHeads: uint32(m.QueryHeads),
-			},
-		})
-		if err != nil {
-			return fmt.Errorf("refengine: register engine %q with %s: %w", e.cfg.EngineID, e.cfg.Addr, err)
-		}
-	}
-	e.arena, err = openArena(e.registered, m)
-	return err
+	return e.attach(ctx)
 }
 
 func (e *Engine) disconnect() error {
@@ -176,6 +161,7 @@ type Counters struct {
 	WrittenBlocks  int64  `json:"written_blocks"`
 	Events         int64  `json:"events"`
 	EventsAttached bool   `json:"events_attached"` // the event stream is up
+	Attached       int64  `json:"attached"`        // to another arena of the daemon, which had restarted or replaced it
 	EventsError    string `json:"events_error,omitempty"`
 }
 
@@ -201,9 +187,9 @@ type Status struct {
 
 // Status returns a snapshot; it does not wait for a turn.
 func (e *Engine) Status() Status {
-	r := e.registered
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	r := e.mu.registered
 	return Status{
 		EngineID: e.cfg.EngineID, NodeID: r.GetNode().GetNodeId(), RegionID: r.GetNode().GetRegionId(),
 		Model: e.cfg.Model, LayoutPin: r.GetLayoutPin(),

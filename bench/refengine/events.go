@@ -18,11 +18,16 @@ const (
 )
 
 // readEvents is the goroutine that reads the daemon's events until Close,
-// reconnecting with doubling waits.
+// reconnecting with doubling waits. A stream that the daemon refuses because it
+// has restarted since is how an idle engine learns of that.
 func (e *Engine) readEvents() {
 	retry := firstEventRetry
 	for {
-		err := e.streamEvents(func() { retry = firstEventRetry })
+		arena := e.arenaID()
+		err := e.streamEvents(arena, func() { retry = firstEventRetry })
+		if arenaGone(err) && e.renew(arena) == nil {
+			retry = firstEventRetry
+		}
 		if e.closing.Err() != nil {
 			return
 		}
@@ -39,8 +44,8 @@ func (e *Engine) readEvents() {
 	}
 }
 
-func (e *Engine) streamEvents(attached func()) error {
-	stream, err := e.client.Events(e.closing, &kvferryv1.EventsRequest{EngineId: e.cfg.EngineID})
+func (e *Engine) streamEvents(arena string, attached func()) error {
+	stream, err := e.client.Events(e.closing, &kvferryv1.EventsRequest{EngineId: e.cfg.EngineID, ArenaId: arena})
 	if err != nil {
 		return err
 	}
@@ -87,7 +92,7 @@ func (e *Engine) republish(ref *kvferryv1.SessionRef) {
 	defer cancel()
 	// A refusal means that the session has moved on; the daemon knows better.
 	_, _ = e.client.PublishSession(ctx, &kvferryv1.PublishSessionRequest{
-		EngineId: e.cfg.EngineID, Session: ref, BlockKeys: p.keys, Tokens: p.tokens,
+		EngineId: e.cfg.EngineID, ArenaId: e.arenaID(), Session: ref, BlockKeys: p.keys, Tokens: p.tokens,
 		Fidelity: kvferryv1.Fidelity_FIDELITY_EXACT,
 	})
 }

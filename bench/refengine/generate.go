@@ -59,6 +59,7 @@ type turn struct {
 	pending   []int                      // blocks written and not committed
 	elsewhere map[int]bool               // blocks that the daemon has and this cache lacks
 	inDaemon  map[int]bool               // blocks that the daemon has
+	attached  bool                       // to another arena, under way
 }
 
 func (t *turn) blockTokens() int { return t.e.cfg.Model.BlockTokens }
@@ -87,16 +88,22 @@ func (t *turn) generate() error {
 	t.res.PrefillSeconds = prefilled.Sub(loaded).Seconds()
 	t.res.DecodeSeconds = time.Since(prefilled).Seconds()
 	t.res.Keys = t.keys
+	t.countCommitted()
+	return nil
+}
+
+// countCommitted counts the blocks that the daemon has without a gap.
+func (t *turn) countCommitted() {
+	t.res.CommittedBlocks = 0
 	for t.inDaemon[t.res.CommittedBlocks] {
 		t.res.CommittedBlocks++
 	}
-	return nil
 }
 
 // start finds the longest prefix that is cached and reserves room for the rest
 // of the prompt's blocks.
 func (t *turn) start() {
-	t.slots, t.elsewhere, t.inDaemon = map[int]*kvferryv1.SlotRef{}, map[int]bool{}, map[int]bool{}
+	t.forgetDaemon()
 	t.keys = BlockKeys(t.e.cfg.Names.HashSeed, t.blockTokens(), t.tokens)
 	if t.req.UseCache {
 		t.e.applyInvalidations()

@@ -89,6 +89,7 @@ var reasonExits = map[daemon.Reason]exitCode{
 	daemon.ReasonArenaFull:         exitRefused,
 	daemon.ReasonArenaSpace:        exitRefused,
 	daemon.ReasonArenaFault:        exitFailed,
+	daemon.ReasonArenaStale:        exitRefused,
 	daemon.ReasonNotOwner:          exitRefused,
 	daemon.ReasonFenced:            exitRefused,
 	daemon.ReasonRequestMismatch:   exitRefused,

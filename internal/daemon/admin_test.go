@@ -200,7 +200,13 @@ func openFiles(t *testing.T) []string {
 // openUseClose runs one daemon with an engine that outlives it.
 func openUseClose(t *testing.T) {
 	n := newRealNode(t, nil)
-	_ = n.startEngine("s", true)
+	engine := n.startProcess(nil)
+	engine.do("register e 0 1")
+	engine.want("true", "commit 0 1 %s", engine.do("reserve s 1"))
+	engine.want("ok", "acquire s 1")
+	if _, err := n.engine.RegisterEngine(t.Context(), &pb.RegisterEngineRequest{EngineId: "e", Layout: testLayout()}); err != nil {
+		t.Fatal(err)
+	}
 	if code, _ := n.get("/readyz"); code != 200 {
 		t.Errorf("not ready: %d", code)
 	}

@@ -90,7 +90,7 @@ func TestCancelInEachState(t *testing.T) {
 				}
 				r.heal()
 				if e, err := r.b.d.engines.get("e"); err == nil {
-					e.arena.ReleaseOwner(e.owner(0)) // the other writer
+					e.arena.ReleaseOwner(e.owner()) // the other writer
 				}
 				time.Sleep(70 * time.Second) // an end-offer that was lost with the link leaves it to the TTL
 				r.ea.check("", keys)

@@ -94,7 +94,7 @@ func classifyStore(err error) *Failure {
 	}{
 		{kvstore.ErrBlockNotFound, ReasonBlockNotFound, "look the keys up again; the block was evicted or never committed"},
 		{kvstore.ErrStaleGeneration, ReasonStaleGeneration, "look the keys up again and use the slots that the daemon answers"},
-		{kvstore.ErrNotOwner, ReasonNotReserved, "write only slots that this process reserved"},
+		{kvstore.ErrNotOwner, ReasonNotReserved, "write only slots that this engine reserved"},
 		{kvstore.ErrCommitted, ReasonNotReserved, "a committed block can't be written; reserve another"},
 		{kvstore.ErrIncomplete, ReasonNotReserved, "commit a block after all its pages are in"},
 		{kvstore.ErrInvalidated, ReasonStaleGeneration, "reserve the block again"},
@@ -105,7 +105,7 @@ func classifyStore(err error) *Failure {
 		{kvstore.ErrLeaseNotFound, ReasonLeaseNotFound, "acquire the blocks again"},
 		{kvstore.ErrLeaseExpired, ReasonLeaseExpired, "acquire the blocks again and renew in time"},
 		{kvstore.ErrLeaseLimit, ReasonArenaFull, "release leases that are not used"},
-		{kvstore.ErrArenaFault, ReasonArenaFault, "restart the engine and the daemon; something truncated the arena's file"},
+		{kvstore.ErrArenaFault, ReasonArenaFault, "have the engine register again: it gets a fresh arena; something truncated the file of this one"},
 		{kvstore.ErrArenaInUse, ReasonArenaSpace, "another daemon uses this arena file; give the engine another id or the daemon another arena.dir"},
 		{kvstore.ErrSessionNotFound, ReasonSessionNotFound, "check the tenant and the session id; `kvferry sessions` lists them"},
 		{kvstore.ErrSessionLimit, ReasonTooManyMigrations, "remove sessions that are not used"},

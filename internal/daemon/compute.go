@@ -43,13 +43,15 @@ func (d *Daemon) computeInputs(e *engine, m planner.Model) (c planner.Compute, v
 	return c, veto
 }
 
-// pids are the processes of the engine that are watched.
+// pids are the engine's registered processes whose number is known here: one of another pid namespace has none.
 func (e *engine) pids() []int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	out := make([]int, 0, len(e.mu.procs))
-	for pid := range e.mu.procs {
-		out = append(out, pid)
+	for _, p := range e.mu.procs {
+		if p.pid > 0 {
+			out = append(out, p.pid)
+		}
 	}
 	return out
 }

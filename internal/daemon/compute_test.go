@@ -184,7 +184,7 @@ func TestComputeInputs(t *testing.T) {
 				engines: []engineSource{{cfg: cfg.Engines[0], reader: &fakeLoad{tc.load, tc.loadErr}}},
 			}}
 			e := &engine{id: "e"}
-			e.mu.speed, e.mu.procs = tc.speed, map[int]func(){100: nil}
+			e.mu.speed, e.mu.procs = tc.speed, map[processKey]*engineProcess{{pid: 100}: {pid: 100}}
 			m := planner.Model{ParamsActive: tc.speed.GetParamsActive()}
 			got, veto := d.computeInputs(e, m)
 			source := got.Source

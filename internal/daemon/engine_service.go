@@ -2,7 +2,10 @@ package daemon
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"regexp"
+	"slices"
 
 	"google.golang.org/grpc/peer"
 
@@ -28,18 +31,35 @@ func callerProcess(ctx context.Context) *localProcess {
 	return proc
 }
 
-// caller resolves the engine that a call names and who holds what it takes. A process that calls without having
-// registered is watched, too: what it holds must not outlive it.
-func (s *engineService) caller(ctx context.Context, engineID string) (*engine, kvstore.Owner, error) {
-	e, err := s.d.engines.get(engineID)
-	if err != nil {
-		return nil, "", err
+// engineCall is a request of a process that has registered.
+type engineCall interface {
+	GetEngineId() string
+	GetArenaId() string
+}
+
+// caller resolves the engine that a call names and the process that calls. One that has not registered since the arena was
+// opened knows another arena's slots, or none, and maps a file that nobody reads: it is told to register.
+func (s *engineService) caller(ctx context.Context, req engineCall) (*engine, *engineProcess, error) {
+	e, err := s.d.engines.get(req.GetEngineId())
+	switch {
+	case err != nil && req.GetArenaId() != "":
+		return nil, nil, arenaStale("no engine %q has registered since the daemon started", req.GetEngineId())
+	case err != nil:
+		return nil, nil, err
+	case req.GetArenaId() == "":
+		return nil, nil, invalid("arena_id", `""`, "the arena_id that RegisterEngine answered to this process")
+	case req.GetArenaId() != e.arenaID:
+		return nil, nil, arenaStale("arena %.64q of engine %q is gone", req.GetArenaId(), e.id)
 	}
-	p := callerProcess(ctx)
+	p := e.process(processKeyOf(callerProcess(ctx)))
 	if p == nil {
-		return e, e.owner(0), nil
+		return nil, nil, arenaStale("this process has not registered with engine %q", e.id)
 	}
-	return e, e.owner(p.pid), s.d.engines.watch(e, p)
+	return e, p, nil
+}
+
+func arenaStale(format string, args ...any) *Failure {
+	return failf(ReasonArenaStale, "register again, map the new file, and forget the slots, leases and blocks of before", format, args...)
 }
 
 // RegisterEngine opens an arena, or adds a process to it.
@@ -66,7 +86,7 @@ func (s *engineService) RegisterEngine(ctx context.Context, req *pb.RegisterEngi
 	}
 	e, err := s.d.engines.register(ctx, registration{
 		id: req.GetEngineId(), software: req.GetEngineName() + " " + req.GetEngineVersion(), layout: layout, bytes: req.GetArenaBytes(),
-		world: world, speed: req.GetPrefill(), proc: callerProcess(ctx), writeThrough: req.GetWriteThrough(),
+		rank: int(req.GetRank()), world: world, speed: req.GetPrefill(), proc: callerProcess(ctx), writeThrough: req.GetWriteThrough(),
 	})
 	if err != nil {
 		return nil, err
@@ -76,6 +96,7 @@ func (s *engineService) RegisterEngine(ctx context.Context, req *pb.RegisterEngi
 	return &pb.RegisterEngineResponse{
 		Node: s.d.nodeProto(), ArenaPath: e.arena.Path(), Slots: uint32(e.arena.Slots()), StrideBytes: layout.Stride(), BlockBytes: layout.BlockBytes(),
 		PageBytes: layout.PageBytes(), LayoutPin: pin[:], PinnedBytes: st.PinnedBytes, PinNote: st.PinError,
+		ArenaId: e.arenaID,
 	}, nil
 }
 
@@ -97,7 +118,7 @@ func checkSpeed(p *pb.PrefillSpeed) error {
 
 // ReserveBlocks takes slots.
 func (s *engineService) ReserveBlocks(ctx context.Context, req *pb.ReserveBlocksRequest) (*pb.ReserveBlocksResponse, error) {
-	e, owner, err := s.caller(ctx, req.GetEngineId())
+	e, proc, err := s.caller(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -111,16 +132,21 @@ func (s *engineService) ReserveBlocks(ctx context.Context, req *pb.ReserveBlocks
 			return nil, err
 		}
 	}
-	got, err := e.arena.ReserveAfter(owner, kvstore.Tenant(req.GetTenant()), parent, keys)
-	e.heldBy(callerProcess(ctx))
+	got, err := e.arena.ReserveAfter(e.owner(), kvstore.Tenant(req.GetTenant()), parent, keys)
+	e.heldBy(proc)
 	if err != nil {
 		return nil, err
 	}
+	_, ranks := e.ranksOf(proc)
 	resp := &pb.ReserveBlocksResponse{Reservations: make([]*pb.Reservation, len(got))}
 	for i, r := range got {
 		out := &pb.Reservation{}
 		switch r.State {
 		case kvstore.Reserved:
+			if e.arena.HasParts(r.Ref, ranks) { // written by this process, and perhaps being sealed
+				out.State = pb.ReservationState_RESERVATION_STATE_LANDING
+				break
+			}
 			out.State, out.Slot = pb.ReservationState_RESERVATION_STATE_RESERVED, refToProto(r.Ref)
 		case kvstore.Present:
 			out.State = pb.ReservationState_RESERVATION_STATE_PRESENT
@@ -132,23 +158,26 @@ func (s *engineService) ReserveBlocks(ctx context.Context, req *pb.ReserveBlocks
 	return resp, nil
 }
 
-// CommitBlocks takes a rank's word that its parts are written. It stops at the first slot that fails; those before it
+// CommitBlocks takes a rank's word that its parts are written: the rank is one that the calling process has registered for. It stops at the first slot that fails; those before it
 // are committed, and the error's message names the slot.
 func (s *engineService) CommitBlocks(ctx context.Context, req *pb.CommitBlocksRequest) (*pb.CommitBlocksResponse, error) {
-	e, owner, err := s.caller(ctx, req.GetEngineId())
+	e, proc, err := s.caller(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	if len(req.GetSlots()) > maxKeysPerCall {
 		return nil, invalid("slots", len(req.GetSlots()), "at most 65536; split the call")
 	}
-	world := max(1, int(req.GetWorld()))
-	if world != e.world {
-		return nil, invalid("world", world, "the world that the engine registered with")
+	rank, world := int(req.GetRank()), max(1, int(req.GetWorld()))
+	switch registered, ranks := e.ranksOf(proc); {
+	case world != registered:
+		return nil, invalid("world", world, fmt.Sprintf("%d, as the engine registered", registered))
+	case !slices.Contains(ranks, rank):
+		return nil, invalid("rank", rank, fmt.Sprintf("one that this process has registered for: %v", ranks))
 	}
 	resp := &pb.CommitBlocksResponse{}
 	for _, slot := range req.GetSlots() {
-		done, err := e.arena.CommitPart(owner, refFromProto(slot), int(req.GetRank()), world, fidelityFromProto(req.GetFidelity()))
+		done, err := e.arena.CommitPart(e.owner(), refFromProto(slot), rank, world, fidelityFromProto(req.GetFidelity()))
 		if err != nil {
 			return nil, err
 		}
@@ -159,7 +188,7 @@ func (s *engineService) CommitBlocks(ctx context.Context, req *pb.CommitBlocksRe
 
 // LookupBlocks answers for each key.
 func (s *engineService) LookupBlocks(ctx context.Context, req *pb.LookupBlocksRequest) (*pb.LookupBlocksResponse, error) {
-	e, _, err := s.caller(ctx, req.GetEngineId())
+	e, _, err := s.caller(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -190,7 +219,7 @@ func (s *engineService) LookupBlocks(ctx context.Context, req *pb.LookupBlocksRe
 
 // AcquireBlocks leases blocks until they are released or the process dies; no timer ends it.
 func (s *engineService) AcquireBlocks(ctx context.Context, req *pb.AcquireBlocksRequest) (*pb.AcquireBlocksResponse, error) {
-	e, owner, err := s.caller(ctx, req.GetEngineId())
+	e, proc, err := s.caller(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -199,7 +228,8 @@ func (s *engineService) AcquireBlocks(ctx context.Context, req *pb.AcquireBlocks
 		return nil, err
 	}
 	tenant := kvstore.Tenant(req.GetTenant())
-	defer e.heldBy(callerProcess(ctx))
+	defer e.heldBy(proc)
+	owner := e.processOwner(proc)
 	var leased []kvstore.SlotRef
 	defer func() {
 		count := prefixCount{absent: len(keys) - len(leased)}
@@ -226,7 +256,7 @@ func (s *engineService) AcquireBlocks(ctx context.Context, req *pb.AcquireBlocks
 
 // ReleaseBlocks ends leases and aborts reservations; it does all of them and answers the first error.
 func (s *engineService) ReleaseBlocks(ctx context.Context, req *pb.ReleaseBlocksRequest) (*pb.ReleaseBlocksResponse, error) {
-	e, owner, err := s.caller(ctx, req.GetEngineId())
+	e, proc, err := s.caller(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -236,7 +266,12 @@ func (s *engineService) ReleaseBlocks(ctx context.Context, req *pb.ReleaseBlocks
 		}
 	}
 	for _, ref := range req.GetAborted() {
-		if aerr := e.arena.Abort(owner, refFromProto(ref)); err == nil {
+		slot := refFromProto(ref)
+		aerr := e.arena.Abort(e.owner(), slot)
+		if errors.Is(aerr, kvstore.ErrStaleGeneration) && e.arena.Quiet(e.processOwner(proc), slot) {
+			aerr = nil // it was aborted when another rank died, and waited for this process
+		}
+		if err == nil {
 			err = aerr
 		}
 	}
@@ -245,7 +280,7 @@ func (s *engineService) ReleaseBlocks(ctx context.Context, req *pb.ReleaseBlocks
 
 // PublishSession records a turn's end.
 func (s *engineService) PublishSession(ctx context.Context, req *pb.PublishSessionRequest) (*pb.PublishSessionResponse, error) {
-	e, _, err := s.caller(ctx, req.GetEngineId())
+	e, _, err := s.caller(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -272,7 +307,7 @@ func (s *engineService) PublishSession(ctx context.Context, req *pb.PublishSessi
 
 // Events streams until the engine goes away, the daemon closes, or the engine falls too far behind.
 func (s *engineService) Events(req *pb.EventsRequest, stream pb.EngineService_EventsServer) error {
-	e, err := s.d.engines.get(req.GetEngineId())
+	e, _, err := s.caller(stream.Context(), req)
 	if err != nil {
 		return err
 	}
@@ -297,6 +332,8 @@ func (s *engineService) Events(req *pb.EventsRequest, stream pb.EngineService_Ev
 			return behind
 		case <-stream.Context().Done():
 			return context.Cause(stream.Context())
+		case <-e.gone:
+			return arenaStale("the arena of engine %q was replaced", e.id)
 		case <-s.d.closing:
 			return failf(ReasonShuttingDown, "open the stream again when the daemon is back", "the daemon is shutting down")
 		}

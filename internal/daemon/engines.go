@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,30 +17,26 @@ import (
 )
 
 // engine is one registered engine: an arena, and the processes that write into it. It outlives its processes, so that
-// an engine that restarts finds its blocks again.
+// an engine that restarts finds its blocks again. An engine whose arena is replaced is another one of the same id.
 type engine struct {
 	id           string
 	layout       kvstore.Layout
 	arena        *kvstore.Arena
+	arenaID      string // names this arena and no other
 	memory       transfer.MemoryID
-	world        int
 	arenaBytes   int64
 	writeThrough bool
 	landed       []atomic.Uint64 // a slot: generation of the block that a migration brought into it
+	gone         chan struct{}   // closed when another arena takes this one's place
 	mu           struct {
 		sync.Mutex
 		software string // name and version, as registered last
+		world    int
 		speed    *pb.PrefillSpeed
 		subs     map[*subscriber]struct{}
-		procs    map[int]func() // pid -> stop watching
-		closed   bool           // no process is watched any more
+		procs    map[processKey]*engineProcess
+		closed   bool // no process is watched any more
 	}
-}
-
-// owner is who holds what the engine's processes reserve and acquire. It is per process, so that a dead rank's
-// holdings can be told from a live one's.
-func (e *engine) owner(pid int) kvstore.Owner {
-	return kvstore.Owner(fmt.Sprintf("engine/%s/%d", e.id, pid))
 }
 
 func (e *engine) speed() *pb.PrefillSpeed {
@@ -104,7 +102,29 @@ type engines struct {
 func newEngines(node string, cfg ArenaConfig, agent *transfer.Agent, offers *offers, log *slog.Logger) *engines {
 	e := &engines{node: node, cfg: cfg, agent: agent, offers: offers, log: log}
 	e.mu.byID = map[string]*engine{}
+	e.removeStale()
 	return e
+}
+
+// prefix begins the names of this node's arena files.
+func (r *engines) prefix() string { return "kvferry-" + r.node + "-" }
+
+// removeStale removes the arenas of an earlier start that did not get to do so itself: no engine may ask for them again.
+func (r *engines) removeStale() {
+	removed, err := kvstore.RemoveStaleArenas(r.cfg.Dir, r.prefix())
+	for _, path := range removed {
+		r.log.LogAttrs(context.Background(), slog.LevelInfo, "removed the arena of a daemon that died", slog.String("arena", path))
+	}
+	if err != nil { // the memory is missed, nothing else
+		r.log.LogAttrs(context.Background(), slog.LevelWarn, "look for arenas of a daemon that died", slog.Any("error", err))
+	}
+}
+
+// newArenaID names one opening of one arena.
+func newArenaID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // documented never to fail
+	return hex.EncodeToString(b[:])
 }
 
 // registration is what RegisterEngine brings, checked.
@@ -112,7 +132,7 @@ type registration struct {
 	id, software string
 	layout       kvstore.Layout
 	bytes        int64
-	world        int
+	rank, world  int
 	writeThrough bool
 	speed        *pb.PrefillSpeed
 	proc         *localProcess
@@ -123,14 +143,21 @@ func (r *engines) register(ctx context.Context, reg registration) (*engine, erro
 	r.opening.Lock()
 	defer r.opening.Unlock()
 	r.mu.Lock()
-	e, closed, used := r.mu.byID[reg.id], r.mu.closed, r.mu.bytes
+	e, closed := r.mu.byID[reg.id], r.mu.closed
 	r.mu.Unlock()
 	if closed {
 		return nil, failf(ReasonShuttingDown, "register again when the daemon is back", "the daemon is shutting down")
 	}
+	if why := e.replaceable(reg.layout); why != "" {
+		r.log.LogAttrs(ctx, slog.LevelWarn, "arena is replaced", slog.String("engine_id", e.id), slog.String("arena", e.arena.Path()), slog.String("why", why))
+		if err := r.retire(e); err != nil {
+			r.log.LogAttrs(ctx, slog.LevelWarn, "close the arena that is replaced", slog.String("engine_id", e.id), slog.Any("error", err))
+		}
+		e = nil
+	}
 	if e == nil {
 		var err error
-		if e, err = r.open(reg, used); err != nil {
+		if e, err = r.open(reg); err != nil {
 			return nil, err
 		}
 		r.mu.Lock()
@@ -141,72 +168,42 @@ func (r *engines) register(ctx context.Context, reg registration) (*engine, erro
 			slog.String("arena", e.arena.Path()), slog.Int64("arena_bytes", e.arenaBytes), slog.String("layout_pin", e.layout.Pin().String()))
 	}
 	if diff := e.layout.Diff(reg.layout); len(diff) > 0 {
-		return nil, layoutMismatch(fmt.Sprintf("engine %q is registered with another layout", reg.id), "this registration", "the earlier one", reg.layout.Diff(e.layout))
-	}
-	if e.world != reg.world {
-		return nil, &Failure{
-			Reason: ReasonEngineMismatch, Message: fmt.Sprintf("engine %q is registered with world %d, not %d", reg.id, e.world, reg.world),
-			Fix: "give every rank the same world, or use another engine_id",
-		}
+		f := layoutMismatch(fmt.Sprintf("engine %q is registered with another layout", reg.id), "this registration", "the earlier one", reg.layout.Diff(e.layout))
+		f.Fix += "; for another layout stop all processes of the engine first, or use another engine_id"
+		return nil, f
 	}
 	return e, r.adopt(e, reg)
 }
 
-// adopt notes what a registration brings and watches its process.
-func (r *engines) adopt(e *engine, reg registration) error {
-	e.mu.Lock()
-	e.mu.software = reg.software
-	if reg.speed != nil {
-		e.mu.speed = reg.speed
+// replaceable says why a registration with layout l gets a fresh arena in place of e's; "" when it does not, as for no engine.
+func (e *engine) replaceable(l kvstore.Layout) string {
+	switch {
+	case e == nil:
+		return ""
+	case e.arena.Stats().Broken:
+		return "its memory has faulted"
+	case len(e.layout.Diff(l)) > 0 && e.processes() == 0:
+		return "the engine has another layout now"
 	}
-	e.mu.Unlock()
-	return r.watch(e, reg.proc)
+	return ""
 }
 
-// watch has what p holds of e given back when p dies. It does nothing for a process that is watched already or not known.
-func (r *engines) watch(e *engine, p *localProcess) error {
-	if p == nil || p.pid == 0 {
-		return nil
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if _, ok := e.mu.procs[p.pid]; ok || e.mu.closed {
-		return nil
-	}
-	stop, err := watchProcess(p, func() { r.processDied(e, p.pid) })
-	if err != nil {
-		return failf(ReasonInternal, "open the connection again", "%v", err)
-	}
-	e.mu.procs[p.pid] = stop
-	return nil
+// retire takes an engine out of the registry and closes its arena. What still uses it fails.
+func (r *engines) retire(e *engine) error {
+	r.mu.Lock()
+	delete(r.mu.byID, e.id)
+	r.mu.bytes -= e.arenaBytes
+	r.mu.Unlock()
+	close(e.gone)
+	e.stopWatching()
+	return errors.Join(r.agent.Deregister(e.memory), e.arena.Close())
 }
 
-// heldBy is called after p took slots or leases of e. If p died while it asked, its death has been seen to already and
-// nobody else would give them back.
-func (e *engine) heldBy(p *localProcess) {
-	if p == nil || p.pid == 0 || p.pidfd < 0 {
-		return
-	}
-	e.mu.Lock()
-	_, alive := e.mu.procs[p.pid]
-	e.mu.Unlock()
-	if !alive {
-		e.arena.ReleaseOwner(e.owner(p.pid))
-	}
-}
-
-// processDied reclaims what a dead process held. It runs on the watcher's goroutine, which ends with it.
-func (r *engines) processDied(e *engine, pid int) {
-	e.mu.Lock()
-	delete(e.mu.procs, pid)
-	e.mu.Unlock()
-	released := e.arena.ReleaseOwner(e.owner(pid))
-	r.log.LogAttrs(context.Background(), slog.LevelWarn, "engine process died", slog.String("engine_id", e.id), slog.Int("pid", pid),
-		slog.Int("leases_released", released.Leases), slog.Int("reservations_released", released.Reservations))
-}
-
-// open opens the arena of a new engine; used is what the others take.
-func (r *engines) open(reg registration, used int64) (*engine, error) {
+// open opens the arena of a new engine.
+func (r *engines) open(reg registration) (*engine, error) {
+	r.mu.Lock()
+	used := r.mu.bytes
+	r.mu.Unlock()
 	bytes := reg.bytes
 	if bytes == 0 {
 		bytes = r.cfg.Bytes
@@ -219,14 +216,16 @@ func (r *engines) open(reg registration, used int64) (*engine, error) {
 		lock = kvstore.LockOff
 	}
 	arena, err := kvstore.OpenArena(kvstore.ArenaConfig{
-		Dir: r.cfg.Dir, Name: "kvferry-" + r.node + "-" + reg.id, Layout: reg.layout, Bytes: bytes, Lock: lock, GroupID: r.cfg.Group,
+		Dir: r.cfg.Dir, Name: r.prefix() + reg.id, Layout: reg.layout, Bytes: bytes, Lock: lock, GroupID: r.cfg.Group,
 	})
 	if err != nil {
 		return nil, err
 	}
-	e := &engine{id: reg.id, layout: reg.layout, arena: arena, world: reg.world, arenaBytes: bytes, writeThrough: reg.writeThrough}
-	e.landed = make([]atomic.Uint64, arena.Slots())
-	e.mu.subs, e.mu.procs = map[*subscriber]struct{}{}, map[int]func(){}
+	e := &engine{
+		id: reg.id, layout: reg.layout, arena: arena, arenaID: newArenaID(), arenaBytes: bytes, writeThrough: reg.writeThrough,
+		landed: make([]atomic.Uint64, arena.Slots()), gone: make(chan struct{}),
+	}
+	e.mu.world, e.mu.subs, e.mu.procs = reg.world, map[*subscriber]struct{}{}, map[processKey]*engineProcess{}
 	mem := &arenaMemory{arena: arena, stride: uint64(reg.layout.Stride()), page: uint64(reg.layout.PageBytes()), offers: r.offers}
 	e.memory, err = r.agent.Register(transfer.Memory{
 		PageBytes: int(reg.layout.PageBytes()), Length: int64(arena.Slots()) * reg.layout.Stride(), Source: mem, Sink: mem,
@@ -285,13 +284,7 @@ func (r *engines) close() error {
 	r.mu.Unlock()
 	var first error
 	for _, e := range r.list() {
-		e.mu.Lock()
-		stops := e.mu.procs
-		e.mu.procs, e.mu.closed = map[int]func(){}, true
-		e.mu.Unlock()
-		for _, stop := range stops {
-			stop()
-		}
+		e.stopWatching()
 		if err := e.arena.Close(); err != nil && first == nil {
 			first = err
 		}

@@ -141,7 +141,8 @@ func (f *fleet) arenaDir() string {
 }
 
 func (n *node) dial() {
-	conn, err := grpc.NewClient("passthrough:///local", grpc.WithTransportCredentials(insecure.NewCredentials()),
+	ids := newArenaIDs()
+	conn, err := grpc.NewClient("passthrough:///local", grpc.WithTransportCredentials(insecure.NewCredentials()), ids.unary(), ids.stream(),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return n.local.DialContext(ctx) }))
 	if err != nil {
 		n.f.t.Fatal(err)

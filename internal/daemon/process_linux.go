@@ -20,6 +20,26 @@ type localProcess struct {
 	pid   int
 	uid   uint32
 	pidfd int // a pidfd owned by the connection; -1 where the kernel has none
+	key   processKey
+}
+
+// pidfsMagic is the type of the filesystem on which each process has an inode of its own (Linux 6.9 and later); before,
+// all pidfds share one.
+const pidfsMagic = 0x50494446
+
+// identify sets the process's key: what the kernel knows it by, its number where that is all there is, or the
+// connection. A process of another pid namespace, a sibling container's, has no number here, and is 0.
+func (p *localProcess) identify() {
+	var fs unix.Statfs_t
+	var st unix.Stat_t
+	switch {
+	case p.pidfd >= 0 && unix.Fstatfs(p.pidfd, &fs) == nil && uint32(fs.Type) == pidfsMagic && unix.Fstat(p.pidfd, &st) == nil:
+		p.key = processKey{inode: st.Ino}
+	case p.pid > 0:
+		p.key = processKey{pid: p.pid}
+	default:
+		p.key = processKey{conn: p}
+	}
 }
 
 // AuthType names the mechanism.
@@ -60,7 +80,7 @@ func (localCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo
 		proc.pid, proc.uid = int(cred.Pid), cred.Uid
 		if pidfd, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err == nil {
 			proc.pidfd = pidfd
-		} else if pidfd, err := unix.PidfdOpen(proc.pid, 0); err == nil { // kernels before 6.5
+		} else if pidfd, err := unix.PidfdOpen(proc.pid, 0); err == nil { // kernels before 6.5; 0 is refused
 			proc.pidfd = pidfd
 		}
 	})
@@ -70,6 +90,7 @@ func (localCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo
 	if err != nil {
 		return nil, nil, fmt.Errorf("read peer credentials: %w", err)
 	}
+	proc.identify()
 	return &localConn{Conn: conn, proc: proc}, proc, nil
 }
 

@@ -17,13 +17,16 @@ type localProcess struct {
 	credentials.CommonAuthInfo
 	pid int
 	uid uint32
+	key processKey
 }
 
 // AuthType names the mechanism.
 func (*localProcess) AuthType() string { return "unix-peer" }
 
 func (localCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return conn, &localProcess{}, nil
+	proc := &localProcess{}
+	proc.key = processKey{conn: proc}
+	return conn, proc, nil
 }
 
 func (localCreds) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {

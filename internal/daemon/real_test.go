@@ -80,14 +80,15 @@ func newRealNode(t *testing.T, edit func(*Config, *Parts)) *realNode {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = n.d.Close() })
-	n.local = n.dial("unix:"+n.socket, insecure.NewCredentials())
+	ids := newArenaIDs()
+	n.local = n.dial("unix:"+n.socket, insecure.NewCredentials(), ids.unary(), ids.stream())
 	n.engine, n.region = pb.NewEngineServiceClient(n.local), pb.NewRegionServiceClient(n.local)
 	return n
 }
 
-func (n *realNode) dial(target string, creds credentials.TransportCredentials) *grpc.ClientConn {
+func (n *realNode) dial(target string, creds credentials.TransportCredentials, opts ...grpc.DialOption) *grpc.ClientConn {
 	n.t.Helper()
-	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds))
+	conn, err := grpc.NewClient(target, append(opts, grpc.WithTransportCredentials(creds))...)
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -37,7 +37,7 @@ func (s *regionService) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.St
 			EngineId: e.id, Engine: software, Layout: layoutToProto(e.layout), LayoutPin: pin[:], Path: e.arena.Path(), BlockBytes: e.layout.BlockBytes(),
 			Slots: int64(st.SlotsTotal), SlotsFree: int64(st.SlotsFree), SlotsReserved: int64(st.SlotsReserved), SlotsCommitted: int64(st.SlotsCommitted),
 			SlotsDraining: int64(st.SlotsDraining), Leases: int64(st.Leases), LeasedBlocks: int64(st.LeasedBlocks), Evictions: st.Evictions,
-			PinnedBytes: st.PinnedBytes, PinNote: st.PinError, ChecksumFailures: st.SumFailures,
+			PinnedBytes: st.PinnedBytes, PinNote: st.PinError, ChecksumFailures: st.SumFailures, Broken: st.Broken,
 		})
 	}
 	return resp, nil

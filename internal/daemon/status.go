@@ -37,6 +37,7 @@ const (
 	ReasonArenaFull         Reason = "ARENA_FULL"
 	ReasonArenaSpace        Reason = "ARENA_SPACE"
 	ReasonArenaFault        Reason = "ARENA_FAULT"
+	ReasonArenaStale        Reason = "ARENA_STALE"
 	ReasonNotOwner          Reason = "NOT_OWNER"
 	ReasonFenced            Reason = "FENCED"
 	ReasonRequestMismatch   Reason = "REQUEST_MISMATCH"
@@ -76,6 +77,7 @@ var reasonCodes = map[Reason]codes.Code{
 	ReasonArenaFull:         codes.ResourceExhausted,
 	ReasonArenaSpace:        codes.ResourceExhausted,
 	ReasonArenaFault:        codes.DataLoss,
+	ReasonArenaStale:        codes.FailedPrecondition,
 	ReasonNotOwner:          codes.FailedPrecondition,
 	ReasonFenced:            codes.FailedPrecondition,
 	ReasonRequestMismatch:   codes.AlreadyExists,

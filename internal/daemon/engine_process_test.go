@@ -1,0 +1,165 @@
+package daemon
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+)
+
+// engineSocket, when set, makes the test binary an engine on that socket.
+const engineSocket = "KVFERRY_TEST_ENGINE_SOCKET"
+
+// TestEngineProcess is an engine of its own process: it does what it reads from its standard input, a command a line, and
+// answers a line each: what it got, or the reason of the refusal.
+//
+//	register ENGINE RANK WORLD     the arena's id
+//	arena ID                       uses another arena id from here on
+//	reserve SEED N                 a slot a key, or PRESENT or LANDING
+//	commit RANK WORLD SLOT...      true or false a slot
+//	abort SLOT...                  ok
+//	acquire SEED N                 ok
+func TestEngineProcess(t *testing.T) {
+	socket := os.Getenv(engineSocket)
+	if socket == "" {
+		t.Skip("started by tests of engines in processes of their own")
+	}
+	ids := newArenaIDs()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), ids.unary())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &engineCommands{client: pb.NewEngineServiceClient(conn), ids: ids}
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		out, err := c.do(strings.Fields(in.Text()))
+		if f, ok := FailureFromError(err); ok {
+			out = string(f.Reason)
+		}
+		fmt.Println("answer:", out)
+	}
+}
+
+type engineCommands struct {
+	client pb.EngineServiceClient
+	ids    *arenaIDs
+	id     string
+}
+
+func (c *engineCommands) do(args []string) (string, error) {
+	ctx := context.Background()
+	number := func(i int) uint32 {
+		n, _ := strconv.Atoi(args[i])
+		return uint32(n)
+	}
+	switch args[0] {
+	case "register":
+		c.id = args[1]
+		resp, err := c.client.RegisterEngine(ctx, &pb.RegisterEngineRequest{EngineId: c.id, Layout: testLayout(), Rank: number(2), World: number(3)})
+		return resp.GetArenaId(), err
+	case "arena":
+		c.id = args[1]
+		c.ids.of[c.id] = args[2]
+		return "ok", nil
+	case "reserve":
+		resp, err := c.client.ReserveBlocks(ctx, &pb.ReserveBlocksRequest{EngineId: c.id, Keys: chain(args[1], int(number(2)))})
+		var out []string
+		for _, r := range resp.GetReservations() {
+			if r.GetState() == pb.ReservationState_RESERVATION_STATE_RESERVED {
+				out = append(out, fmt.Sprintf("%d@%d", r.GetSlot().GetSlot(), r.GetSlot().GetGeneration()))
+			} else {
+				out = append(out, strings.TrimPrefix(r.GetState().String(), "RESERVATION_STATE_"))
+			}
+		}
+		return strings.Join(out, " "), err
+	case "commit":
+		resp, err := c.client.CommitBlocks(ctx, &pb.CommitBlocksRequest{EngineId: c.id, Rank: number(1), World: number(2), Slots: slotsOf(args[3:])})
+		return strings.Trim(fmt.Sprint(resp.GetCommitted()), "[]"), err
+	case "abort":
+		_, err := c.client.ReleaseBlocks(ctx, &pb.ReleaseBlocksRequest{EngineId: c.id, Aborted: slotsOf(args[1:])})
+		return "ok", err
+	case "acquire":
+		_, err := c.client.AcquireBlocks(ctx, &pb.AcquireBlocksRequest{EngineId: c.id, Keys: chain(args[1], int(number(2)))})
+		return "ok", err
+	}
+	return "unknown command", nil
+}
+
+func slotsOf(args []string) []*pb.SlotRef {
+	out := make([]*pb.SlotRef, len(args))
+	for i, a := range args {
+		out[i] = &pb.SlotRef{}
+		_, _ = fmt.Sscanf(a, "%d@%d", &out[i].Slot, &out[i].Generation)
+	}
+	return out
+}
+
+// engineProc is a running TestEngineProcess.
+type engineProc struct {
+	t   *testing.T
+	cmd *exec.Cmd
+	in  io.Writer
+	out *bufio.Scanner
+}
+
+// startProcess runs TestEngineProcess; edit may change the command.
+func (n *realNode) startProcess(edit func(*exec.Cmd)) *engineProc {
+	n.t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestEngineProcess$")
+	cmd.Env = append(os.Environ(), engineSocket+"="+n.socket)
+	cmd.Stderr = os.Stderr
+	if edit != nil {
+		edit(cmd)
+	}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	p := &engineProc{t: n.t, cmd: cmd, in: in, out: bufio.NewScanner(out)}
+	n.t.Cleanup(p.kill)
+	return p
+}
+
+// do runs one command and returns its answer.
+func (p *engineProc) do(format string, args ...any) string {
+	p.t.Helper()
+	if _, err := fmt.Fprintf(p.in, format+"\n", args...); err != nil {
+		p.t.Fatal(err)
+	}
+	for p.out.Scan() {
+		if s, ok := strings.CutPrefix(p.out.Text(), "answer: "); ok {
+			return s
+		}
+	}
+	p.t.Fatalf("the engine process ended: %v", p.out.Err())
+	return ""
+}
+
+// want runs one command and holds its answer to want.
+func (p *engineProc) want(want, format string, args ...any) {
+	p.t.Helper()
+	if got := p.do(format, args...); got != want {
+		p.t.Errorf(format+": %s, want %s", append(args, got, want)...)
+	}
+}
+
+func (p *engineProc) kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+}
