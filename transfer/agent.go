@@ -6,12 +6,14 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"sync"
 
 	"github.com/quic-go/quic-go"
 
+	"github.com/kvferry/kvferry/transfer/udp"
 	"github.com/kvferry/kvferry/transfer/wire"
 )
 
@@ -77,6 +79,7 @@ func Open(cfg Config) (*Agent, error) {
 		a.cancel(ErrClosed)
 		return nil, fmt.Errorf("listen: %w", err)
 	}
+	a.warnBuffers()
 	a.server = &quic.Transport{Conn: a.cfg.Conn}
 	if a.listener, err = a.server.Listen(cfg.serverTLS(), a.quic); err != nil {
 		a.metrics.unregister()
@@ -85,6 +88,21 @@ func Open(cfg Config) (*Agent, error) {
 	}
 	a.wg.Go(a.accept)
 	return a, nil
+}
+
+// warnBuffers tells what the listening socket lacks; those of stripes are alike.
+func (a *Agent) warnBuffers() {
+	u, ok := a.cfg.Conn.(*udp.Conn)
+	if !ok {
+		return
+	}
+	has := u.Buffers()
+	for name, b := range map[string]udp.Buffer{"read": has.Read, "write": has.Write} {
+		if b.Short() {
+			a.cfg.Logger.LogAttrs(a.ctx, slog.LevelWarn, "socket buffer is smaller than asked for: packets are lost when the process is not scheduled for a moment",
+				slog.String("buffer", name), slog.Int("asked_bytes", b.Asked), slog.Int("got_bytes", b.Got), slog.String("fix", b.Fix))
+		}
+	}
 }
 
 // checkName holds Config.Name against the certificate, where there is one to

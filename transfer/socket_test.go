@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -80,6 +82,30 @@ func TestSocketClosed(t *testing.T) {
 	}
 	if a, err := transfer.Open(cfg); a != nil || !errors.Is(err, net.ErrClosed) {
 		t.Errorf("%v, %v", a, err)
+	}
+}
+
+// TestShortBuffers has Open log what the socket lacks and the way to have it. A
+// process that may go beyond the system's limit gets all it asks for.
+func TestShortBuffers(t *testing.T) {
+	var log bytes.Buffer
+	var has udp.Buffers
+	loopback(t).open(1, func(c *transfer.Config) {
+		if err := c.Conn.Close(); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := udp.Listen("127.0.0.1:0", udp.Config{ReadBuffer: 1<<30 - 1, WriteBuffer: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		has = conn.Buffers()
+		c.Conn, c.Logger = conn, slog.New(slog.NewTextHandler(&log, nil))
+	})
+	if got := strings.Contains(log.String(), "buffer=read") && strings.Contains(log.String(), has.Read.Fix); got != has.Read.Short() {
+		t.Errorf("%v logged as %q", has.Read, log.String())
+	}
+	if strings.Contains(log.String(), "buffer=write") {
+		t.Errorf("nothing was asked for, but logged is %q", log.String())
 	}
 }
 

@@ -3,6 +3,8 @@ package udp
 import (
 	"bytes"
 	"encoding/binary"
+	"net"
+	"net/netip"
 	"testing"
 	"unsafe"
 
@@ -79,6 +81,25 @@ func TestCopyControl(t *testing.T) {
 		if n != want || fits != (room >= len(src)) || !bytes.Equal(dst[:n], src[:n]) {
 			t.Errorf("room for %d: %d, %v", room, n, fits)
 		}
+	}
+}
+
+// Addresses are remembered, but not without bound.
+func TestAddrBound(t *testing.T) {
+	r := reader{addrs: make(map[addrKey]*net.UDPAddr)}
+	for i := range 3 * maxAddrs {
+		name := unix.RawSockaddrInet6{Family: unix.AF_INET6}
+		name.Addr[0], name.Addr[14], name.Addr[15] = 0xfd, byte(i>>8), byte(i)
+		a := r.addr(&name)
+		if want := netip.AddrFrom16(name.Addr).String(); a.IP.String() != want || r.addr(&name) != a {
+			t.Fatalf("%v, want %s, the same each time", a, want)
+		}
+		if len(r.addrs) > maxAddrs {
+			t.Fatalf("%d addresses are kept", len(r.addrs))
+		}
+	}
+	if a := r.addr(new(unix.RawSockaddrInet6)); a.IP != nil || a.Port != 0 {
+		t.Errorf("no address: %v", a)
 	}
 }
 
