@@ -174,3 +174,13 @@ func TestRealEngine(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// An endpoint that fails ends the run, and what was open is closed.
+func TestRunWithoutEndpoint(t *testing.T) {
+	srv := httptest.NewServer(http.NotFoundHandler())
+	defer srv.Close()
+	_, err := Run(t.Context(), Config{WAN: link(t, "rtt=1ms,rate=1Gbps"), Engine: EngineOpenAI, OpenAIURL: srv.URL})
+	if end, ok := errors.AsType[*EndpointError](err); !ok || end.Status != http.StatusNotFound {
+		t.Errorf("error %v", err)
+	}
+}

@@ -23,13 +23,20 @@ type prefiller interface {
 
 // openPrefiller opens the engine that c names. The destination's daemon is that of the bed.
 func openPrefiller(ctx context.Context, c Config, preset kvstore.Preset, destination *node) (prefiller, error) {
+	var p prefiller
+	var err error
 	switch c.Engine {
 	case EngineReal:
-		return openReal(ctx, c, preset, destination)
+		p, err = openReal(ctx, c, preset, destination)
 	case EngineOpenAI:
-		return openOpenAI(ctx, c)
+		p, err = openOpenAI(ctx, c)
+	default:
+		p = paced(c.PrefillSecondsPerToken)
 	}
-	return paced(c.PrefillSecondsPerToken), nil
+	if err != nil {
+		return nil, err // not p, which holds a nil pointer and is not nil
+	}
+	return p, nil
 }
 
 // paced takes the time of a GPU and computes nothing: seconds a token.
