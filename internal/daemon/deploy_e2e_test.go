@@ -149,7 +149,8 @@ func startRegions(t *testing.T, engineMetrics string) *regions {
 // connect waits for a daemon and makes its clients.
 func (r *regions) connect(name, socket string) {
 	r.t.Helper()
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	ids := newArenaIDs()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), ids.unary(), ids.stream())
 	if err != nil {
 		r.t.Fatal(err)
 	}
