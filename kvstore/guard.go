@@ -47,3 +47,16 @@ func (a *Arena) recoverFault(old bool, err *error) {
 	a.broken.Store(true)
 	*err = fmt.Errorf("arena %s at %#x: %w", a.cfg.Name, fault.Addr(), ErrArenaFault)
 }
+
+// mangle overwrites the head of each page of a slot, so that whoever still reads it is found out. A fault is ignored here:
+// the next use of the arena meets it.
+func (a *Arena) mangle(slot uint32) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() { _ = recover() }()
+	for page := range a.pages {
+		head := a.memory(slot, page, 1)
+		for i := range min(len(head), 64) {
+			head[i] = 0xdb
+		}
+	}
+}

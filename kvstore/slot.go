@@ -112,6 +112,9 @@ func (a *Arena) reservedLocked(o Owner, ref SlotRef) (*slot, error) {
 func (a *Arena) setStateLocked(s *slot, state slotState) {
 	a.mu.states[s.state]--
 	a.mu.states[state]++
+	if invariants {
+		assertf(a.mu.states[s.state] >= 0, "%d slots in state %d", a.mu.states[s.state], s.state)
+	}
 	s.state = state
 }
 
@@ -215,6 +218,10 @@ func (a *Arena) freeLocked(i uint32) {
 		delete(a.mu.tenants, s.key.tenant)
 	}
 	s.key, s.owner, s.parent = indexKey{}, "", SlotRef{}
+	if invariants {
+		assertf(s.state != slotFree && s.inflight == 0 && s.holders == 0, "slot %d is freed in state %d with %d calls and %d leases", i, s.state, s.inflight, s.holders)
+		a.mangle(i)
+	}
 	a.setStateLocked(s, slotFree)
 	a.mu.free = append(a.mu.free, i)
 }
