@@ -3,6 +3,7 @@ package kvstore
 import (
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -142,6 +143,23 @@ func (a *Arena) usableLocked() error {
 	}
 	if a.broken.Load() {
 		return fmt.Errorf("arena %s: %w", a.cfg.Name, ErrArenaFault)
+	}
+	return nil
+}
+
+// CheckFile looks at the file that engines map: ErrArenaFault when it is shorter than the arena, or has lost its name, so
+// that nobody can map it any more. The arena is broken from then on, as by the fault that comes of touching the memory. Other errors: ErrClosed, the system's.
+func (a *Arena) CheckFile() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	err := a.usableLocked()
+	if err == nil {
+		if err = a.mapping.whole(); errors.Is(err, ErrArenaFault) {
+			a.broken.Store(true)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("check arena: %w", err)
 	}
 	return nil
 }

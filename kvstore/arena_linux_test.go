@@ -439,3 +439,66 @@ func BenchmarkLookup(b *testing.B) {
 		i++
 	}
 }
+
+// What a process that was killed has left is removed; what somebody holds, and what is not an arena's file, is not.
+func TestRemoveStaleArenas(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	a := kvstoretest.OpenArena(t, 1, func(c *kvstore.ArenaConfig) { c.Dir, c.Name, c.AllowDisk = dir, "mine-held", true })
+	for _, name := range []string{"mine-1", "mine-2", "yours-1"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("yours-1", filepath.Join(dir, "mine-link")); err != nil {
+		t.Fatal(err)
+	}
+	removed, err := kvstore.RemoveStaleArenas(dir, "mine-")
+	if err != nil || len(removed) != 2 || filepath.Base(removed[0]) != "mine-1" || filepath.Base(removed[1]) != "mine-2" {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 3 {
+		t.Errorf("left %v, %v", left, err)
+	}
+	if err := a.CheckFile(); err != nil {
+		t.Errorf("the arena that is held: %v", err)
+	}
+	if _, err := kvstore.RemoveStaleArenas(filepath.Join(dir, "none"), "mine-"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no directory: %v", err)
+	}
+}
+
+// A file that lost its end or its name breaks the arena before anybody touches it.
+func TestCheckFile(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(path string) error{
+		"truncated": func(path string) error { return os.Truncate(path, 4096) },
+		"removed":   os.Remove,
+		"replaced": func(path string) error {
+			return errors.Join(os.Remove(path), os.WriteFile(path, make([]byte, 1<<20), 0o600))
+		},
+	} {
+		a := kvstoretest.OpenArena(t, 4, nil)
+		if err := a.CheckFile(); err != nil {
+			t.Errorf("%s: before: %v", name, err)
+		}
+		if err := spoil(a.Path()); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.CheckFile(); !errors.Is(err, kvstore.ErrArenaFault) || !a.Stats().Broken {
+			t.Errorf("%s: %v, broken %v", name, err, a.Stats().Broken)
+		}
+		if _, err := a.Reserve("e", "", kvstoretest.Keys("a", 1)); !errors.Is(err, kvstore.ErrArenaFault) {
+			t.Errorf("%s: reserve: %v", name, err)
+		}
+		if name == "replaced" {
+			_ = os.Remove(a.Path()) // it is nobody's arena
+		}
+		if err := a.Close(); err != nil {
+			t.Errorf("%s: close: %v", name, err)
+		}
+		if err := a.CheckFile(); !errors.Is(err, kvstore.ErrClosed) {
+			t.Errorf("%s: after close: %v", name, err)
+		}
+	}
+}

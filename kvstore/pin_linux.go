@@ -56,8 +56,9 @@ func (m *mapping) set(cfg ArenaConfig) error {
 	if err := unix.Flock(int(m.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("%s: %w", m.path, ErrArenaInUse)
 	}
-	if err := m.named(); err != nil {
-		return err
+	// Before it was locked, somebody who removes stale files may have taken it for one.
+	if there, err := os.Lstat(m.path); err != nil || !m.same(there) {
+		return fmt.Errorf("%s was removed as it was created: %w", m.path, ErrArenaInUse)
 	}
 	if err := m.share(cfg.GroupID); err != nil {
 		return err
@@ -149,17 +150,24 @@ func removeIfSame(path string, file *os.File) error {
 	return nil
 }
 
-// named makes sure that the file just locked still has its name: before it was locked, somebody who removes stale files
-// may have taken it for one.
-func (m *mapping) named() error {
-	ours, err := m.file.Stat()
+// whole says what is wrong with the file that engines map: nil when it has its size and its name.
+func (m *mapping) whole() error {
+	st, err := m.file.Stat()
 	if err != nil {
 		return err
 	}
-	if there, err := os.Lstat(m.path); err != nil || !os.SameFile(ours, there) {
-		return fmt.Errorf("%s was removed as it was created: %w", m.path, ErrArenaInUse)
+	if st.Size() < m.size {
+		return fmt.Errorf("%s has %d bytes of %d: %w", m.path, st.Size(), m.size, ErrArenaFault)
+	}
+	if there, err := os.Lstat(m.path); err != nil || !m.same(there) {
+		return fmt.Errorf("%s was removed: %w", m.path, ErrArenaFault)
 	}
 	return nil
+}
+
+func (m *mapping) same(there os.FileInfo) bool {
+	ours, err := m.file.Stat()
+	return err == nil && os.SameFile(ours, there)
 }
 
 // share gives the file its group and mode, whatever the umask.

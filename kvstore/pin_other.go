@@ -21,6 +21,8 @@ func openMapping(ArenaConfig, int64) (*mapping, error) {
 // RemoveStaleArenas finds nothing: there are no arenas on this system.
 func RemoveStaleArenas(string, string) ([]string, error) { return nil, nil }
 
+func (m *mapping) whole() error { return errors.ErrUnsupported }
+
 func (m *mapping) close() error { return nil }
 
 func lockMemory([]byte) error { return errors.ErrUnsupported }

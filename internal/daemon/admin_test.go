@@ -200,7 +200,7 @@ func openFiles(t *testing.T) []string {
 // openUseClose runs one daemon with an engine that outlives it.
 func openUseClose(t *testing.T) {
 	n := newRealNode(t, nil)
-	engine := n.startProcess(nil)
+	engine := n.startProcess()
 	engine.do("register e 0 1")
 	engine.want("true", "commit 0 1 %s", engine.do("reserve s 1"))
 	engine.want("ok", "acquire s 1")

@@ -28,23 +28,10 @@ func (n *realNode) wantSlots(what string, reserved, committed, draining, leases 
 	})
 }
 
-func (n *realNode) wantPresent(engine, seed string, blocks int) {
-	n.t.Helper()
-	look, err := n.engine.LookupBlocks(n.t.Context(), &pb.LookupBlocksRequest{EngineId: engine, Keys: chain(seed, blocks)})
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	for i, b := range look.GetBlocks() {
-		if b.GetState() != pb.BlockState_BLOCK_STATE_PRESENT {
-			n.t.Errorf("block %d of %q is %v", i, seed, b.GetState())
-		}
-	}
-}
-
 // What an engine of one process holds ends with it, by kill -9 too; what it committed stays for the next one.
 func TestEngineDeath(t *testing.T) {
 	n := newRealNode(t, nil)
-	p := n.startProcess(nil)
+	p := n.startProcess()
 	p.do("register e 0 1")
 	slots := strings.Fields(p.do("reserve s 7"))
 	p.want("true true true true", "commit 0 1 %s", strings.Join(slots[:4], " "))
@@ -52,7 +39,7 @@ func TestEngineDeath(t *testing.T) {
 	n.wantSlots("the engine holds what it took", 3, 4, 0, 1)
 	p.kill()
 	n.wantSlots("the dead engine's holdings are given back", 0, 4, 0, 0)
-	again := n.startProcess(nil)
+	again := n.startProcess()
 	again.do("register e 0 1")
 	if got := again.do("reserve s 5"); !strings.HasPrefix(got, "PRESENT PRESENT PRESENT PRESENT ") || strings.HasSuffix(got, "PRESENT") {
 		t.Errorf("the engine that started again finds %s", got)
@@ -63,7 +50,7 @@ func TestEngineDeath(t *testing.T) {
 // when all have committed.
 func TestRankProcesses(t *testing.T) {
 	n := newRealNode(t, nil)
-	r0, r1 := n.startProcess(nil), n.startProcess(nil)
+	r0, r1 := n.startProcess(), n.startProcess()
 	id := r0.do("register tp 0 2")
 	r1.want(id, "register tp 1 2")
 	slots := r0.do("reserve s 3")
@@ -74,7 +61,7 @@ func TestRankProcesses(t *testing.T) {
 	r0.want("INVALID_ARGUMENT", "commit 1 2 %s", slots) // not its rank
 	r1.want("true true true", "commit 1 2 %s", slots)
 	n.wantSlots("the blocks are there", 0, 3, 0, 0)
-	one := n.startProcess(nil)
+	one := n.startProcess()
 	one.want("ENGINE_MISMATCH", "register tp 0 1")
 }
 
@@ -82,7 +69,7 @@ func TestRankProcesses(t *testing.T) {
 // until they say that they do not, or die.
 func TestRankDeath(t *testing.T) {
 	n := newRealNode(t, nil)
-	r0, r1 := n.startProcess(nil), n.startProcess(nil)
+	r0, r1 := n.startProcess(), n.startProcess()
 	id := r0.do("register tp 0 2")
 	r1.want(id, "register tp 1 2")
 	slots := strings.Fields(r0.do("reserve s 4"))
@@ -99,7 +86,7 @@ func TestRankDeath(t *testing.T) {
 	r0.want("STALE_GENERATION", "abort %s", slots[2])
 
 	// The rank comes back and the block is made again, in another slot.
-	r1 = n.startProcess(nil)
+	r1 = n.startProcess()
 	r1.want(id, "register tp 1 2")
 	again := strings.Fields(r1.do("reserve s 4"))
 	if again[1] != "PRESENT" || again[3] == slots[3] || strings.Split(again[3], "@")[0] == strings.Split(slots[3], "@")[0] {
@@ -112,7 +99,7 @@ func TestRankDeath(t *testing.T) {
 	n.wantSlots("nothing outlives the last process", 0, 1, 0, 0)
 
 	// With nobody left the world may change.
-	one := n.startProcess(nil)
+	one := n.startProcess()
 	one.want(id, "register tp 0 1")
 	one.want("true", "commit 0 1 %s", one.do("reserve other 1"))
 }
@@ -120,7 +107,7 @@ func TestRankDeath(t *testing.T) {
 // Calls are taken from processes that have registered since the arena was opened, with its id, and from no others.
 func TestCallsNeedRegistration(t *testing.T) {
 	n := newRealNode(t, nil)
-	p, stranger := n.startProcess(nil), n.startProcess(nil)
+	p, stranger := n.startProcess(), n.startProcess()
 	stranger.want("ok", "arena e 00112233445566778899aabbccddeeff")
 	stranger.want("ARENA_STALE", "reserve s 1") // as after a restart of the daemon
 	id := p.do("register e 0 1")

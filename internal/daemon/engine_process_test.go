@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -111,28 +112,30 @@ type engineProc struct {
 	out *bufio.Scanner
 }
 
-// startProcess runs TestEngineProcess; edit may change the command.
-func (n *realNode) startProcess(edit func(*exec.Cmd)) *engineProc {
+func (n *realNode) startProcess() *engineProc {
 	n.t.Helper()
-	cmd := exec.Command(os.Args[0], "-test.run=^TestEngineProcess$")
-	cmd.Env = append(os.Environ(), engineSocket+"="+n.socket)
-	cmd.Stderr = os.Stderr
-	if edit != nil {
-		edit(cmd)
-	}
+	return startProcess(n.t, "TestEngineProcess", n.socket, nil)
+}
+
+// startProcess runs one test of this binary, which answers commands, in a process of its own.
+func startProcess(t *testing.T, test, socket string, attr *syscall.SysProcAttr) *engineProc {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run=^"+test+"$")
+	cmd.Env = append(os.Environ(), engineSocket+"="+socket)
+	cmd.Stderr, cmd.SysProcAttr = os.Stderr, attr
 	in, err := cmd.StdinPipe()
 	if err != nil {
-		n.t.Fatal(err)
+		t.Fatal(err)
 	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		n.t.Fatal(err)
+		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
-		n.t.Fatal(err)
+		t.Fatal(err)
 	}
-	p := &engineProc{t: n.t, cmd: cmd, in: in, out: bufio.NewScanner(out)}
-	n.t.Cleanup(p.kill)
+	p := &engineProc{t: t, cmd: cmd, in: in, out: bufio.NewScanner(out)}
+	t.Cleanup(p.kill)
 	return p
 }
 

@@ -180,8 +180,8 @@ func (e *engine) replaceable(l kvstore.Layout) string {
 	switch {
 	case e == nil:
 		return ""
-	case e.arena.Stats().Broken:
-		return "its memory has faulted"
+	case errors.Is(e.arena.CheckFile(), kvstore.ErrArenaFault):
+		return "somebody truncated or removed its file"
 	case len(e.layout.Diff(l)) > 0 && e.processes() == 0:
 		return "the engine has another layout now"
 	}
@@ -235,6 +235,19 @@ func (r *engines) open(reg registration) (*engine, error) {
 		return nil, fmt.Errorf("register arena of engine %q: %w", reg.id, err)
 	}
 	return e, nil
+}
+
+// invalidate tells the engine whose arena a is that it must not use blocks which it may have leased or keep a copy of.
+func (r *engines) invalidate(a *kvstore.Arena, t kvstore.Tenant, keys []kvstore.BlockKey, reason string) {
+	ev := &pb.Invalidate{Tenant: string(t), Reason: reason}
+	for _, k := range keys {
+		ev.Keys = append(ev.Keys, []byte(k))
+	}
+	for _, e := range r.list() {
+		if e.arena == a {
+			e.publish(&pb.EventsResponse{Event: &pb.EventsResponse_Invalidate{Invalidate: ev}})
+		}
+	}
 }
 
 // get returns the engine with that id.
