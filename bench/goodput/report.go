@@ -92,8 +92,18 @@ func (r *Result) Tables() []*results.Table {
 	}
 	ours := &results.Table{
 		Columns: []results.Column{
-			{Name: "Stripes"}, {Name: "Goodput", Unit: "bps"}, {Name: "Low..High", Left: true}, {Name: "Share"}, {Name: "Ramp"}, {Name: "RTT"}, {Name: "Loss"}, {Name: "Resent"},
-			{Name: "CPU src"}, {Name: "CPU dst"}, {Name: "Resume"}, {Name: "Limit", Left: true},
+			{Name: "Stripes"},
+			{Name: "Goodput", Unit: "bps"},
+			{Name: "Low..High", Left: true},
+			{Name: "Share"},
+			{Name: "Ramp"},
+			{Name: "RTT"},
+			{Name: "Loss"},
+			{Name: "Resent"},
+			{Name: "CPU src"},
+			{Name: "CPU dst"},
+			{Name: "Resume"},
+			{Name: "Limit", Left: true},
 		},
 		Notes: []string{"Share: page bytes over the link's rate; Resent: packets a transfer; CPU: processor seconds a GB; Resume: bytes sent again after a cut"},
 	}

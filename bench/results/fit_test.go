@@ -22,7 +22,10 @@ func TestLinearFitAnscombe(t *testing.T) {
 		name      string
 		got, want float64
 	}{
-		{"intercept", f.Intercept.Value, 3.0001}, {"slope", f.Slope.Value, 0.5001}, {"r2", f.R2, 0.6665}, {"sigma", f.Sigma, 1.237},
+		{"intercept", f.Intercept.Value, 3.0001},
+		{"slope", f.Slope.Value, 0.5001},
+		{"r2", f.R2, 0.6665},
+		{"sigma", f.Sigma, 1.237},
 		{"error of the intercept", (f.Intercept.High - f.Intercept.Low) / 2 / t9, 1.1247},
 		{"error of the slope", (f.Slope.High - f.Slope.Low) / 2 / t9, 0.1179},
 	} {

@@ -79,9 +79,13 @@ func (m Machine) validate() error {
 		name  string
 		value float64
 	}{
-		{"cores", float64(m.Cores)}, {"cpu_quota", m.CPUQuota}, {"memory_bytes", float64(m.MemoryBytes)},
-		{"udp_recv_buffer_max", float64(m.UDPRecvBufferMax)}, {"udp_send_buffer_max", float64(m.UDPSendBufferMax)},
-		{"load1", m.Load1}, {"go_max_procs", float64(m.GoMaxProcs)},
+		{"cores", float64(m.Cores)},
+		{"cpu_quota", m.CPUQuota},
+		{"memory_bytes", float64(m.MemoryBytes)},
+		{"udp_recv_buffer_max", float64(m.UDPRecvBufferMax)},
+		{"udp_send_buffer_max", float64(m.UDPSendBufferMax)},
+		{"load1", m.Load1},
+		{"go_max_procs", float64(m.GoMaxProcs)},
 	} {
 		if !finite(v.value) || v.value < 0 {
 			errs = append(errs, fmt.Errorf("machine.%s is %v, want a finite number >= 0", v.name, v.value))

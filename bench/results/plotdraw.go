@@ -20,8 +20,13 @@ var (
 	faint = color.NRGBA{225, 225, 225, 255}
 
 	seriesColours = [...]color.NRGBA{
-		{0, 114, 178, 255}, {213, 94, 0, 255}, {0, 158, 115, 255}, {204, 121, 167, 255},
-		{230, 159, 0, 255}, {86, 180, 233, 255}, {0, 0, 0, 255},
+		{0, 114, 178, 255},
+		{213, 94, 0, 255},
+		{0, 158, 115, 255},
+		{204, 121, 167, 255},
+		{230, 159, 0, 255},
+		{86, 180, 233, 255},
+		{0, 0, 0, 255},
 	}
 	seriesGlyphs = [...]draw.GlyphDrawer{
 		draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.RingGlyph{}, draw.SquareGlyph{}, draw.TriangleGlyph{}, draw.CrossGlyph{},

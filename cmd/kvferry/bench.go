@@ -160,8 +160,15 @@ var byteUnits = []struct {
 	name  string
 	scale float64
 }{
-	{"kib", 1 << 10}, {"mib", 1 << 20}, {"gib", 1 << 30}, {"tib", 1 << 40},
-	{"kb", 1e3}, {"mb", 1e6}, {"gb", 1e9}, {"tb", 1e12}, {"b", 1},
+	{"kib", 1 << 10},
+	{"mib", 1 << 20},
+	{"gib", 1 << 30},
+	{"tib", 1 << 40},
+	{"kb", 1e3},
+	{"mb", 1e6},
+	{"gb", 1e9},
+	{"tb", 1e12},
+	{"b", 1},
 }
 
 // newBytes is a flag of a number of bytes in [lo, hi].

@@ -248,6 +248,9 @@ func (d *Daemon) Close() error {
 	d.closeOnce.Do(func() {
 		close(d.closing)
 		var errs []error
+		if d.servers != nil {
+			d.servers.health.Shutdown() // proxies look elsewhere from here on; migrations are no longer admitted
+		}
 		d.migrations.close() // each sends its source an end-offer
 		if d.servers != nil {
 			d.servers.close()
