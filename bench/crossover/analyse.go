@@ -140,6 +140,10 @@ func measured(points []*samples, seed uint64) Measured {
 		return m
 	}
 	x := meet(m.Fetch, m.Recompute)
+	if m.Verdict == PaysToLimit && x < fetch.XMin { // of no length that was measured
+		m.Verdict = NeverPays
+		return m
+	}
 	m.Crossover = &Interval{x, x, x}
 	m.Extrapolated = x < fetch.XMin || x > fetch.XMax
 	widen := func(low, high float64) {

@@ -34,8 +34,10 @@ func TestMeasured(t *testing.T) {
 	if m.Verdict != Crosses || math.Abs(m.Crossover.Mean-100) > 1e-6 || m.Crossover.High-m.Crossover.Low > 1e-6 || *m.Bracket != [2]int64{96, 128} || m.Extrapolated {
 		t.Errorf("measured %+v, %+v", m, m.Crossover)
 	}
-	held := 0
-	const trials = 20
+	held, trials := 0, 20
+	if testing.Short() {
+		trials = 3
+	}
 	for seed := range uint64(trials) {
 		m := measured(sweep(fetch, recompute, 5e-3, 5, seed), seed)
 		if m.Crossover != nil && m.Crossover.Low <= 100 && 100 <= m.Crossover.High {

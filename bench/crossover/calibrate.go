@@ -8,12 +8,13 @@ import (
 )
 
 const (
-	// warmUpBDP is how much a migration of the warm-up moves at least, in bandwidth-delay products: windows grow by what they let
-	// through.
-	warmUpBDP = 2.0
-	// Warm-up ends when goodput has grown by less than a twentieth, after two to six migrations.
-	leastWarmUps, mostWarmUps = 2, 6
-	warmedUp                  = 1.05
+	// warmUpBDP is how much a migration of the warm-up moves at least, in bandwidth-delay products, half of it when quick: windows
+	// grow by what they let through, and the first overflow of the bottleneck's queue makes them small. warmUpMost bounds it in bytes.
+	warmUpBDP  = 8
+	warmUpMost = 256 << 20
+	// Warm-up ends when the link is full, or has given no twentieth more than before in three migrations; after ten at the latest.
+	mostWarmUps, idleWarmUps = 10, 3
+	warmedUp                 = 1.05
 	// prefillLooks is how often each length is prefilled to calibrate an engine, linkLooks how often each is migrated to calibrate
 	// the link; once when quick.
 	prefillLooks, linkLooks = 2, 2
@@ -103,7 +104,7 @@ func (m moved) rate(rtt float64) float64 {
 }
 
 func (r *run) warmUp(ctx context.Context, longest int64) error {
-	before := 0.0
+	best, idle, full := 0.0, 0, fullShare*payloadShare*r.cfg.WAN.Rate
 	for i := range mostWarmUps {
 		m, err := r.move(ctx, longest)
 		if err != nil {
@@ -111,12 +112,24 @@ func (r *run) warmUp(ctx context.Context, longest int64) error {
 		}
 		r.link.longest = m.rate(r.cfg.WAN.RTT.Seconds())
 		r.link.migrations++
-		if i+1 >= leastWarmUps && r.link.longest < before*warmedUp {
+		idle++
+		if r.link.longest > best*warmedUp {
+			best, idle = r.link.longest, 0
+		}
+		if i > 0 && (full > 0 && r.link.longest >= full || idle >= idleWarmUps) { // the first is cold
 			break
 		}
-		before = r.link.longest
 	}
 	return nil
+}
+
+// warmUpTokens is the length of a migration of the warm-up at least.
+func (r *run) warmUpTokens() int64 {
+	bytes := warmUpBDP * r.cfg.WAN.BDP()
+	if r.cfg.Quick {
+		bytes /= 2
+	}
+	return min(min(bytes, warmUpMost)/r.in.bytesPerToken, r.longest())
 }
 
 // readLink takes the round trips that QUIC sees at the destination.

@@ -190,7 +190,9 @@ func (r *Result) concludeCrossover() string {
 	case Crosses:
 		gain := last.Recompute.Median / last.Fetch.Median
 		s := fmt.Sprintf("On this link fetching %s is faster than recomputing it from %.0f tokens on (%.0f to %.0f).", r.Model, m.Crossover.Mean, m.Crossover.Low, m.Crossover.High)
-		if gain > 1 && !m.Extrapolated {
+		if m.Extrapolated {
+			s += " That lies outside of the lengths measured."
+		} else if gain > 1 {
 			s += fmt.Sprintf(" At %d tokens it takes %.2f of the time.", last.PrefixTokens, 1/gain)
 		}
 		return s

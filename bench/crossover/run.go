@@ -159,8 +159,7 @@ func (r *run) register(ctx context.Context) (err error) {
 		want = lengths(guess, r.cfg.Quick, r.longest())
 	}
 	prefix := want[len(want)-1]
-	warm := min(int64(warmUpBDP*float64(r.cfg.WAN.BDP()))/r.in.bytesPerToken, r.longest())
-	blocks := int(max(prefix, warm)/r.block()) + 1
+	blocks := int(max(prefix, r.warmUpTokens())/r.block()) + 1
 	r.slots = 2 * blocks
 	speed, _ := r.prefill.speed()
 	if r.from, err = openWriter(ctx, r.bed.source, layoutOf(r.preset.Layout), r.slots, speed); err != nil {
