@@ -67,7 +67,12 @@ func TestCorruptAtSource(t *testing.T) {
 				if _, err := r.ea.file.WriteAt(block, r.ea.slotOf(keys[tc.at])); err != nil {
 					t.Fatal(err)
 				}
+				events := r.a.events("e")
 				rep := r.b.mustEnd(request("s"), recompute, ReasonChecksumMismatch, moved)
+				if ev := (<-events.got).GetInvalidate(); len(ev.GetKeys()) != 1 || string(ev.GetKeys()[0]) != string(keys[tc.at]) || ev.GetReason() == "" {
+					t.Errorf("the source's engine was not told: %v", ev)
+				}
+				events.stop()
 				if rep.GetBlocksUsable() != int64(tc.at) || rep.GetTailTokens() != int64(n-tc.at)*16+3 || rep.GetPagesRetried() == 0 {
 					t.Errorf("block %d of %d is bad: report %v", tc.at, n, rep)
 				}

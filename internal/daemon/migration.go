@@ -291,7 +291,9 @@ func (m *migration) finish(ctx context.Context) {
 // forget drops what only a running migration needs: ended ones are remembered by the thousand.
 func (m *migration) forget() {
 	dr := &m.drive
+	m.mu.Lock() // snapshots copy the demand
 	m.demand.keys, dr.session.Keys, dr.wanted, dr.offer.slots, dr.link = nil, nil, nil, nil, nil
+	m.mu.Unlock()
 	dr.heldMu.Lock()
 	defer dr.heldMu.Unlock()
 	dr.held = nil

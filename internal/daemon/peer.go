@@ -336,6 +336,9 @@ func (d *Daemon) answerAccuse(ctx context.Context, from transfer.Peer, call *pb.
 	if err := of.arena.DropBlock(ref); err != nil {
 		return nil, err
 	}
+	if page, ok := errors.AsType[*kvstore.PageError](err); ok {
+		d.engines.invalidate(of.arena, of.session.Tenant, []kvstore.BlockKey{page.Key}, "its checksum does not hold")
+	}
 	d.metrics.accused.WithLabelValues("dropped").Inc()
 	return &pb.AccuseAnswer{Dropped: true}, nil
 }
