@@ -70,7 +70,7 @@ func (r *run) point(p *samples) Point {
 func (r *run) predicted() Predicted {
 	in := r.in
 	out := Predicted{
-		RTTSeconds: in.rtt.Seconds(), RTTSource: "measured", GoodputBps: in.goodput, GoodputSource: "measured", RoundTrips: planner.DefaultRoundTrips,
+		RTTSeconds: in.rtt.Seconds(), RTTSource: "measured", GoodputBps: in.goodput, GoodputSource: "measured", RoundTrips: in.trips,
 		PrefillSecondsPerToken: in.perToken, PrefillFixedSeconds: in.fixed, PrefillSource: "measured", BytesPerToken: in.bytesPerToken,
 		FetchSecondsPerToken: float64(in.bytesPerToken) * 8 / in.goodput,
 	}
@@ -235,7 +235,7 @@ func bracket(points []*samples) *[2]int64 {
 }
 
 const (
-	fullShare = 0.9  // of what a link can give to pages: then it set the number
+	fullShare = 0.95 // of what a link can give to pages: then it set the number
 	busyShare = 0.85 // of the processors: then they may have
 	lateLag   = 5 * time.Millisecond
 )

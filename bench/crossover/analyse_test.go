@@ -68,7 +68,7 @@ func TestMeasured(t *testing.T) {
 }
 
 func typical() inputs {
-	return inputs{bytesPerToken: 131072, blockTokens: 16, rtt: 70 * time.Millisecond, goodput: 950e6, stripes: 8, perToken: 3e-3}
+	return inputs{bytesPerToken: 131072, blockTokens: 16, rtt: 70 * time.Millisecond, goodput: 950e6, stripes: 8, trips: 3, perToken: 3e-3}
 }
 
 // Three round trips over what a token gains.
@@ -133,6 +133,7 @@ func TestValidate(t *testing.T) {
 		"rtt":                       func(c *Config) { c.RTT = -1 },
 		"goodput":                   func(c *Config) { c.Goodput = math.Inf(1) },
 		"max prefix":                func(c *Config) { c.MaxPrefix = 16 },
+		"round trips":               func(c *Config) { c.RoundTrips = -1 },
 		"repeats":                   func(c *Config) { c.Repeats = -1 },
 		"budget":                    func(c *Config) { c.Budget = time.Millisecond },
 		"stripes":                   func(c *Config) { c.Stripes = 65 },

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvferry/kvferry/bench/wan"
 	"github.com/kvferry/kvferry/kvstore"
+	"github.com/kvferry/kvferry/planner"
 )
 
 // Engines that recompute.
@@ -40,6 +41,9 @@ type Config struct {
 	// RTT and Goodput (bit/s) replace what the calibration measures as inputs of the prediction. Zero: measured.
 	RTT     time.Duration
 	Goodput float64
+	// RoundTrips is what the prediction charges a migration besides its bytes, as the daemons' link.round_trips does; above 0 to
+	// 1000. Default 3.
+	RoundTrips float64
 	// Lengths are the prefix lengths of the sweep in tokens, multiples of the model's block, 2 to 32 of them. Default: about
 	// the predicted crossover, from a quarter to three times of it.
 	Lengths []int64
@@ -108,6 +112,7 @@ func (c Config) withDefaults() Config {
 	c.Repeats = orDefault(c.Repeats, repeats)
 	c.Budget = orDefault(c.Budget, budget)
 	c.Stripes = orDefault(c.Stripes, 8)
+	c.RoundTrips = orDefault(c.RoundTrips, planner.DefaultRoundTrips)
 	c.ArenaBytes = orDefault(c.ArenaBytes, defaultArena)
 	c.Lengths = slices.Clone(c.Lengths)
 	slices.Sort(c.Lengths)
@@ -138,6 +143,7 @@ func (c Config) Validate() error {
 	c.checkEngine(check)
 	check(c.RTT >= 0 && c.RTT <= time.Hour, "rtt", c.RTT, "0 (measured) to 1h")
 	check(c.Goodput >= 0 && c.Goodput <= 1e15, "goodput", c.Goodput, "0 (measured) or bit/s, to 1e15")
+	check(c.RoundTrips > 0 && c.RoundTrips <= 1000, "round trips", c.RoundTrips, "above 0 to 1000")
 	check(c.Repeats >= 1 && c.Repeats <= 1000, "repeats", c.Repeats, "1 to 1000")
 	check(c.Budget >= time.Second && c.Budget <= 24*time.Hour, "budget", c.Budget, "1s to 24h")
 	check(c.Stripes >= 1 && c.Stripes <= 64, "stripes", c.Stripes, "1 to 64")
@@ -195,7 +201,7 @@ func modelNames() string {
 func (c Config) params() map[string]any {
 	p := map[string]any{
 		"wan": c.WAN.String(), "model": c.Model, "engine": c.Engine, "repeats": c.Repeats, "stripes": c.Stripes, "max_prefix": c.MaxPrefix, "quick": c.Quick,
-		"budget_seconds": c.Budget.Seconds(), "lengths": c.Lengths, "seed": c.Seed,
+		"budget_seconds": c.Budget.Seconds(), "lengths": c.Lengths, "seed": c.Seed, "round_trips": c.RoundTrips,
 	}
 	if c.Engine == EnginePaced {
 		p["prefill_seconds_per_token"] = c.PrefillSecondsPerToken

@@ -14,6 +14,7 @@ type inputs struct {
 	rtt           time.Duration
 	goodput       float64 // bit/s
 	stripes       int
+	trips         float64 // round trips of a migration besides its bytes
 	perToken      float64 // seconds of prefill
 	fixed         float64 // seconds of each prefill besides
 }
@@ -37,7 +38,7 @@ func (in inputs) model(singly bool) planner.Model {
 
 // at is the planner's price of both modes for n tokens, seconds; ok is false when it cannot price one.
 func (in inputs) at(n int64, singly bool) (fetch, recompute float64, ok bool) {
-	r, m := planner.Request{PrefixTokens: n}, in.model(singly)
+	r, m := planner.Request{PrefixTokens: n, RoundTrips: in.trips}, in.model(singly)
 	f, c := planner.Fetch(r, m, in.link()), planner.Recompute(r, m, in.compute())
 	return f.Seconds, c.Seconds, f.Priced && c.Priced
 }

@@ -29,7 +29,7 @@ func Run(ctx context.Context, cfg Config) (_ *Result, err error) {
 	r := &run{
 		cfg: cfg, preset: preset, began: time.Now(), machine: results.ThisMachine(),
 		in: inputs{
-			bytesPerToken: preset.Layout.TokenBytes(), blockTokens: preset.Layout.BlockTokens, stripes: cfg.Stripes, rtt: cfg.WAN.RTT, goodput: guessGoodput(cfg.WAN.Rate),
+			bytesPerToken: preset.Layout.TokenBytes(), blockTokens: preset.Layout.BlockTokens, stripes: cfg.Stripes, trips: cfg.RoundTrips, rtt: cfg.WAN.RTT, goodput: guessGoodput(cfg.WAN.Rate),
 		},
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
