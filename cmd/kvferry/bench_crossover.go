@@ -43,7 +43,7 @@ engine, on this processor), or the time to the first token at --openai (vLLM, SG
 A key for it is read from ` + openAIKeyVariable + `.
 
 The planner predicts before the sweep, from the round-trip time and goodput that a few migrations of the same lengths showed, or
-from --rtt and --goodput. Lengths are multiples of the model's block about the predicted crossover.
+from --rtt, --goodput and --round-trips. Lengths are multiples of the model's block about the predicted crossover.
 
 Less than a minute; --quick a quarter of that. On a busy machine the processor and not the link sets the time of a fetch,
 which the output then says.`,
@@ -63,6 +63,7 @@ which the output then says.`,
 	fl.StringVar(&c.cfg.OpenAIModel, "openai-model", "", "the model's name there (default: the first it lists)")
 	fl.Var(newDuration(&c.cfg.RTT, 0, time.Nanosecond), "rtt", "predict from this round-trip time (default: measured)")
 	fl.Var(newRate(&c.cfg.Goodput), "goodput", "predict from this goodput (default: measured)")
+	fl.Var(newNumber(&c.cfg.RoundTrips, 3, 0.01, 1000), "round-trips", "predict with so many round trips of a migration besides its bytes, as link.round_trips of a daemon")
 	fl.Int64SliceVar(&c.lengths, "prefix", nil, "prefix lengths in tokens, multiples of the block (default: about the predicted crossover)")
 	fl.Var(newCount(&c.cfg.MaxPrefix, 8192, 1, 1<<20), "max-prefix", "longest prefix that may be chosen, tokens")
 	fl.Var(newCount(&c.repeats, 0, 1, 1000), "repeats", "rounds, each of which measures every length once (default 5, with --quick 3)")
