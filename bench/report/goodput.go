@@ -165,6 +165,11 @@ func goodputFigure(b *goodput.Body, id string) (*figure, error) {
 	if c := b.Cold; c != nil {
 		words += fmt.Sprintf(" The cold one got %s, the median warm one %s.", results.Format(c.GoodputBps, "bps"), results.Format(b.GoodputBps, "bps"))
 	}
+	for _, x := range p.Series {
+		for _, q := range x.Points {
+			p.Y.Max = max(p.Y.Max, 1.05*q.Y) // from zero: half as high is half as much
+		}
+	}
 	fig, err := draw(p, id+"-plot", "Goodput by transfer", words)
 	return &fig, err
 }

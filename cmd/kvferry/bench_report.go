@@ -40,7 +40,7 @@ func (a *app) newBenchReport(b *benchFlags) *cobra.Command {
 		Use:   "report [FILE...]",
 		Short: "Write one HTML file: plots, tables, commands, and what to conclude for this link",
 		Long: `report writes one self-contained HTML file. With FILEs, results that --save or -o json wrote, it shows those. Without, it
-runs goodput, crossover and queue first: about three minutes, with --quick one.
+runs goodput, crossover and queue first: about two minutes, with --quick half of one.
 
 The file has no scripts and loads nothing, so that it can be mailed and kept. Its sentences are made from the numbers;
 where the machine and not the link set a number, it says so.`,
