@@ -49,8 +49,15 @@ func (r *Result) pointTable() *results.Table {
 	t := &results.Table{
 		Title: "Fetch against recompute by prefix length",
 		Columns: []results.Column{
-			{Name: "tokens"}, {Name: "bytes", Unit: "B"}, {Name: "fetch", Unit: "s"}, {Name: "predicted", Unit: "s"}, {Name: "error", Unit: "%"},
-			{Name: "recompute", Unit: "s"}, {Name: "predicted", Unit: "s"}, {Name: "error", Unit: "%"}, {Name: "faster", Left: true},
+			{Name: "tokens"},
+			{Name: "bytes", Unit: "B"},
+			{Name: "fetch", Unit: "s"},
+			{Name: "predicted", Unit: "s"},
+			{Name: "error", Unit: "%"},
+			{Name: "recompute", Unit: "s"},
+			{Name: "predicted", Unit: "s"},
+			{Name: "error", Unit: "%"},
+			{Name: "faster", Left: true},
 		},
 		Notes: []string{fmt.Sprintf("medians of %d rounds with their intervals (the extremes with fewer than six rounds); predicted before the sweep", r.Rounds)},
 	}
