@@ -116,6 +116,14 @@ func TestLengths(t *testing.T) {
 		if kept := afford(in, got, 0); len(kept) != 2 || kept[0] != got[0] {
 			t.Fatalf("%v cut to %v", got, kept)
 		}
+		half := in.round(got) / 2
+		kept := afford(in, got, half)
+		if len(kept) > 2 && in.round(kept) > half || !slices.IsSorted(kept) {
+			t.Fatalf("%v cut to %v of %v s", got, kept, half)
+		}
+		if x, ok := in.crossover(); ok && len(kept) > 2 && float64(got[len(got)-1]) > x && float64(kept[len(kept)-1]) < x && in.round(kept[:3]) < half/2 {
+			t.Fatalf("%v cut to %v, below the crossover %v", got, kept, x)
+		}
 	}
 }
 

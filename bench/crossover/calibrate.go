@@ -152,7 +152,7 @@ func (r *run) chooseLengths(longest int64) {
 	all := lengths(r.in, r.cfg.Quick, longest)
 	r.lengths = afford(r.in, all, r.cfg.Budget.Seconds()/float64(min(leastRounds, r.cfg.Repeats)))
 	if len(r.lengths) < len(all) {
-		r.warn("lengths above %d tokens, to %d, were left out: they do not fit the budget of %v", r.lengths[len(r.lengths)-1], all[len(all)-1], r.cfg.Budget)
+		r.warn("%d of %d lengths, of up to %d tokens, were left out: they do not fit the budget of %v", len(all)-len(r.lengths), len(all), all[len(all)-1], r.cfg.Budget)
 	}
 	if x, ok := r.in.crossover(); ok && x > float64(r.lengths[len(r.lengths)-1]) {
 		r.warn("the predicted crossover, %.0f tokens, lies beyond the longest prefix measured, %d: give a higher bound of the prefix, a larger arena or a longer budget",

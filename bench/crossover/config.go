@@ -52,7 +52,7 @@ type Config struct {
 	// Repeats is the number of rounds, each of which measures every length once; 1 to 1000. Default 5; quick: 3.
 	Repeats int
 	// Budget bounds the time of the rounds: lengths are chosen for it, and once it is over no further round begins after the
-	// third. Default 45 s; quick: 10 s.
+	// third. Default 45 s; quick: 15 s.
 	Budget time.Duration
 	// Quick means fewer lengths and rounds.
 	Quick bool
@@ -107,7 +107,7 @@ func (c Config) withDefaults() Config {
 	c.MaxPrefix = orDefault(c.MaxPrefix, defaultMaxPrefix)
 	repeats, budget := 5, 45*time.Second
 	if c.Quick {
-		repeats, budget = 3, 10*time.Second
+		repeats, budget = 3, 15*time.Second
 	}
 	c.Repeats = orDefault(c.Repeats, repeats)
 	c.Budget = orDefault(c.Budget, budget)

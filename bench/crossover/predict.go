@@ -110,12 +110,30 @@ func lengths(in inputs, quick bool, longest int64) []int64 {
 	return out
 }
 
-// afford drops the longest lengths until a round takes at most seconds by the prediction; two stay.
+// beyond is how far above the crossover, as a multiple of it, the longest length stays if it can: the lines should be known on both
+// sides.
+const beyond = 1.4
+
+// afford drops lengths until a round takes at most seconds by the prediction: first those that the crossover can do without, down to
+// three, then the longest, down to two. all is sorted and not changed.
 func afford(in inputs, all []int64, seconds float64) []int64 {
-	for len(all) > 2 && in.round(all) > seconds {
-		all = all[:len(all)-1]
+	out := slices.Clone(all)
+	x, _ := in.crossover()
+	for len(out) > 3 && in.round(out) > seconds {
+		n := len(out)
+		switch {
+		case float64(out[n-2]) >= beyond*x:
+			out = out[:n-1]
+		case float64(out[n-2]) > x:
+			out = slices.Delete(out, n-2, n-1)
+		default:
+			out = slices.Delete(out, 1, 2)
+		}
 	}
-	return all
+	for len(out) > 2 && in.round(out) > seconds {
+		out = out[:len(out)-1]
+	}
+	return out
 }
 
 // writeRate is what is taken for the rate, bytes a second, at which a prefix is written, published and compared besides its

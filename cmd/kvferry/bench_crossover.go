@@ -67,7 +67,7 @@ which the output then says.`,
 	fl.Int64SliceVar(&c.lengths, "prefix", nil, "prefix lengths in tokens, multiples of the block (default: about the predicted crossover)")
 	fl.Var(newCount(&c.cfg.MaxPrefix, 8192, 1, 1<<20), "max-prefix", "longest prefix that may be chosen, tokens")
 	fl.Var(newCount(&c.repeats, 0, 1, 1000), "repeats", "rounds, each of which measures every length once (default 5, with --quick 3)")
-	fl.Var(newDuration(&c.cfg.Budget, 0, time.Second), "budget", "how long the rounds may take (default 45s, with --quick 10s)")
+	fl.Var(newDuration(&c.cfg.Budget, 0, time.Second), "budget", "how long the rounds may take (default 45s, with --quick 15s)")
 	fl.BoolVar(&c.cfg.Quick, "quick", false, "fewer lengths and rounds")
 	fl.Var(newCount(&c.stripes, 8, 1, 64), "stripes", "connections of the link")
 	fl.StringVar(&c.cfg.ArenaDir, "arena-dir", "", "a folder on a memory filesystem for the daemons' arenas (default /dev/shm)")
