@@ -389,6 +389,7 @@ func (r *regions) wantData(prom *promServer, rules []rule) {
 		}
 	}
 	firing := map[string]bool{"KvferrySourceUnreachable": true}
+	either := map[string]bool{"KvferryPredictionOff": true} // a prior of 1 Gbps against loopback: the machine decides
 	for _, rl := range rules {
 		res, err := prom.query(rl.Expr)
 		ran++
@@ -397,7 +398,7 @@ func (r *regions) wantData(prom *promServer, rules []rule) {
 			r.t.Errorf("rule %s%s: %v", rl.Record, rl.Alert, err)
 		case rl.Record != "" && len(res) == 0:
 			r.t.Errorf("rule %s has no data", rl.Record)
-		case rl.Alert != "" && len(res) > 0 != firing[rl.Alert] && !noData(rl.Expr):
+		case rl.Alert != "" && len(res) > 0 != firing[rl.Alert] && !either[rl.Alert] && !noData(rl.Expr):
 			r.t.Errorf("alert %s: %d results", rl.Alert, len(res))
 		}
 	}
