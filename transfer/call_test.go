@@ -65,11 +65,13 @@ func TestAnswerLost(t *testing.T) {
 		})
 		b := f.open(2, nil)
 		l := connect(t, b, a)
+		var mu sync.Mutex
 		var port netip.AddrPort
-		var once sync.Once
 		f.network.Tap(func(p wan.Packet) wan.Verdict {
-			if p.From.Addr() == b.ip {
-				once.Do(func() { port = p.From })
+			mu.Lock()
+			defer mu.Unlock()
+			if p.From.Addr() == b.ip && !port.IsValid() {
+				port = p.From
 			}
 			if p.From == port || p.To == port {
 				return wan.Drop

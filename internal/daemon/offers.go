@@ -26,6 +26,7 @@ type offer struct {
 	refs      []kvstore.SlotRef
 	bytesLeft int64 // what the puller still wants, the ticket's size
 	expires   time.Time
+	heard     time.Time // of the puller: the offer, or its last renewal
 	renewed   time.Time
 	made      time.Time
 	begun     bool // something has been served
@@ -60,7 +61,7 @@ func (o *offers) make(e *engine, peer transfer.PeerID, migration string, s kvsto
 	}
 	of := &offer{
 		peer: peer, migration: migration, arena: e.arena, session: s, lease: lease, refs: refs,
-		bytesLeft: int64(n) * e.layout.BlockBytes(), expires: time.Now().Add(o.ttl), renewed: time.Now(), made: time.Now(),
+		bytesLeft: int64(n) * e.layout.BlockBytes(), expires: time.Now().Add(o.ttl), renewed: time.Now(), heard: time.Now(), made: time.Now(),
 	}
 	_, _ = rand.Read(of.id[:]) // never fails
 	o.mu.Lock()
@@ -114,8 +115,9 @@ func (o *offers) lookupLocked(id []byte, peer transfer.PeerID) (*offer, error) {
 	return of, nil
 }
 
-// progress notes that the holder of token reads from arena, which keeps its lease alive, and returns the lease. Reads
-// into a connection whose peer has gone silent count too, until the connection has run full.
+// progress notes that the holder of token reads from arena, which keeps its lease alive, and returns the lease. A peer that
+// has gone silent is read for, too, until its connections have run full and died: so reads alone keep a lease for one TTL
+// beyond the one that the puller's last word gave it.
 func (o *offers) progress(token []byte, arena *kvstore.Arena) (kvstore.LeaseID, error) {
 	o.mu.Lock()
 	of, err := o.lookupLocked(token, "")
@@ -128,7 +130,7 @@ func (o *offers) progress(token []byte, arena *kvstore.Arena) (kvstore.LeaseID, 
 	}
 	now := time.Now()
 	renew := now.Sub(of.renewed) > o.ttl/8
-	of.expires = now.Add(o.ttl)
+	of.expires = minTime(now.Add(o.ttl), of.heard.Add(2*o.ttl))
 	if renew {
 		of.renewed = now
 	}
@@ -140,6 +142,13 @@ func (o *offers) progress(token []byte, arena *kvstore.Arena) (kvstore.LeaseID, 
 		}
 	}
 	return lease, nil
+}
+
+func minTime(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 // served takes bytes off the ticket. first says that they are its first, and waited how long they took to come.
@@ -167,7 +176,7 @@ func (o *offers) renew(id []byte, peer transfer.PeerID, bytesLeft int64) error {
 	o.mu.Lock()
 	of, err := o.lookupLocked(id, peer)
 	if err == nil {
-		of.expires, of.renewed, of.bytesLeft = time.Now().Add(o.ttl), time.Now(), min(of.bytesLeft, bytesLeft)
+		of.expires, of.renewed, of.heard, of.bytesLeft = time.Now().Add(o.ttl), time.Now(), time.Now(), min(of.bytesLeft, bytesLeft)
 	}
 	o.mu.Unlock()
 	if err != nil || len(of.refs) == 0 {
