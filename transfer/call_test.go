@@ -65,6 +65,7 @@ func TestAnswerLost(t *testing.T) {
 		})
 		b := f.open(2, nil)
 		l := connect(t, b, a)
+		time.Sleep(time.Second) // nothing is left to be acknowledged: the next packet is the call's
 		var mu sync.Mutex
 		var port netip.AddrPort
 		f.network.Tap(func(p wan.Packet) wan.Verdict {
