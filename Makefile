@@ -4,7 +4,8 @@ SHELL := /bin/bash
 .PHONY: help build demo test netns race fuzz lint fmt proto proto-check tidy-check dep-check cover clean ci
 
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.1.0-dev)
-LDFLAGS  := -X main.version=$(VERSION)
+COMMIT   ?= $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null)
+LDFLAGS  := -X main.version=$(VERSION) -X github.com/kvferry/kvferry/bench/results.commit=$(COMMIT)
 TOOL     := go tool -modfile=tools.mod
 E2E_PKGS  = $(shell grep -rl --include='*_test.go' '^//go:build e2e' . | xargs -r -n1 dirname | sort -u)
 FUZZTIME ?= 10s

@@ -28,9 +28,8 @@ func (r *Result) File(command []string) (*results.File, error) {
 	if x := r.Measured.Crossover; x != nil {
 		f.Add(results.Metric{Name: "crossover", Unit: "tokens", Better: results.Neither, Median: x.Mean, Low: x.Low, High: x.High})
 	}
-	f.Add(results.Metric{
-		Name: "goodput", Unit: "bps", Better: results.Higher, Median: r.Calibration.GoodputBps, Low: r.Calibration.GoodputBps, High: r.Calibration.GoodputBps,
-	})
+	// One calibration is one sample: shown, and too little to call a difference.
+	f.Add(results.Metric{Name: "goodput", Unit: "bps", Better: results.Higher, Samples: []float64{r.Calibration.GoodputBps}})
 	for _, p := range r.Points {
 		f.Add(results.Metric{Name: fmt.Sprintf("fetch.seconds/%d", p.PrefixTokens), Unit: "s", Better: results.Lower, Samples: p.FetchSamples})
 		f.Add(results.Metric{Name: fmt.Sprintf("recompute.seconds/%d", p.PrefixTokens), Unit: "s", Better: results.Lower, Samples: p.RecomputeSamples})

@@ -28,7 +28,7 @@ type Config struct {
 	// Warmup is how many transfers go before the measured ones, the first over cold connections; at most 100. Default 1;
 	// negative: none.
 	Warmup int
-	// Repeats is how many transfers are measured, each configuration; at most 1000. Default 3.
+	// Repeats is how many transfers are measured, each configuration; at most 1000. Default 5: fewer than 4 a side can show no difference.
 	Repeats int
 	// Cold gives every measured transfer fresh connections.
 	Cold bool
@@ -87,7 +87,7 @@ func (c Config) withDefaults() Config {
 		c.Stripes = []int{8}
 	}
 	c.Warmup = max(0, orDefault(c.Warmup, 1))
-	c.Repeats = orDefault(c.Repeats, 3)
+	c.Repeats = orDefault(c.Repeats, 5)
 	return c
 }
 

@@ -242,10 +242,11 @@ func (o *Outcome) cpu() {
 		o.warn("the processor time is not split between the ends: the profiler was in use, or saw nothing")
 		return
 	}
-	o.CPU = CPU{Source: ptr(all.source / gb), Destination: ptr(all.destination / gb), Shared: ptr(all.shared / gb)}
 	if all.samples < fewProfileSamples {
-		o.warn("the split of the processor time rests on %d looks of the profiler: move more bytes or repeat more", all.samples)
+		o.warn("the processor time is not split between the ends: %d looks of the profiler are too few; move more bytes or repeat more", all.samples)
+		return
 	}
+	o.CPU = CPU{Source: ptr(all.source / gb), Destination: ptr(all.destination / gb), Shared: ptr(all.shared / gb)}
 	if off := all.profiled/all.total - 1; off > 0.25 || off < -0.25 {
 		o.warn("the profiler saw %.2f s of processor time, the system counted %.2f s: the split is doubtful", all.profiled, all.total)
 	}

@@ -3,6 +3,7 @@ package queue
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/kvferry/kvferry/bench/results"
 )
@@ -18,6 +19,8 @@ type Result struct {
 	interrupted bool
 	warnings    []string
 	cfg         Config
+	started     time.Time
+	machine     results.Machine // at the start
 }
 
 // Source says where a point's waits come from.
@@ -168,6 +171,12 @@ type Replay struct {
 // that was decoded.
 func (r *Result) File(command []string) (*results.File, error) {
 	f := results.New(results.KindQueue, command, r.cfg.params())
+	f.Started, f.Machine = r.started, r.machine
+	for _, c := range r.machine.Cautions() {
+		if !strings.HasPrefix(c, "net.core.") { // the in-memory link has no socket buffers of the system's
+			f.Warn("%s", c)
+		}
+	}
 	if err := f.SetBody(r); err != nil {
 		return nil, err
 	}

@@ -3,6 +3,9 @@ package queue
 import (
 	"context"
 	"errors"
+	"time"
+
+	"github.com/kvferry/kvferry/bench/results"
 )
 
 // Run measures: the simulator, the crossovers, then the link in real time. When ctx ends it returns what it has, Interrupted,
@@ -13,7 +16,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	res := &Result{cfg: cfg, Points: []Point{}}
+	res := &Result{cfg: cfg, Points: []Point{}, started: time.Now(), machine: results.ThisMachine()}
 	err := res.measure(ctx)
 	if ctx.Err() != nil && (errors.Is(err, context.Cause(ctx)) || errors.Is(err, ctx.Err())) {
 		res.interrupted, err = true, nil

@@ -130,8 +130,14 @@ func New(kind string, command []string, params any) *File {
 	return f
 }
 
+// commit is stamped by the linker in builds that do not ask the version control system.
+var commit string
+
 // commitOf returns the revision of a build, or nothing.
 func commitOf(b *debug.BuildInfo) string {
+	if commit != "" {
+		return commit
+	}
 	var revision, dirty string
 	for _, s := range b.Settings {
 		switch {

@@ -86,7 +86,7 @@ nothing of a session is touched or evicted.`,
 	fl.Var(newCount(&g.pages, 80, 1, 1024), "pages-per-block", "pages a block")
 	fl.IntSliceVar(&g.stripes, "stripes", []int{8}, "connections, or several numbers to compare; with --wan")
 	fl.Var(newCount(&g.warmup, 1, 0, 100), "warmup", "transfers that are not counted, the first over cold connections")
-	fl.Var(newCount(&g.repeats, 3, 1, 1000), "repeats", "transfers that are measured")
+	fl.Var(newCount(&g.repeats, 5, 1, 1000), "repeats", "transfers that are measured; fewer than 4 a side can show no difference")
 	fl.BoolVar(&g.cold, "cold", false, "fresh connections for every transfer; with --wan")
 	fl.Var(newDuration(&g.cut, 0, 0), "cut", "one more transfer whose link is cut for so long at its middle; with --wan")
 	fl.Var(newRate(&g.maxRate), "max-rate", "bound the average rate, as 1Gbps; between daemons")

@@ -324,6 +324,12 @@ func TestBroken(t *testing.T) {
 			"engine.1", doctor.Fail, "connection refused", "check the address", nil,
 		},
 		{
+			"configured engine is down", func(s *scene) {
+				s.setup.Config.Engines = []daemon.EngineConfig{{ID: "vllm-0", MetricsURL: "http://" + freePort(s.t)}}
+			},
+			"engine.vllm-0", doctor.Fail, "connection refused", "check the address", nil,
+		},
+		{
 			"small receive buffers", func(s *scene) { s.files["/proc/sys/net/core/rmem_max"] = "212992\n" },
 			"host.udp_buffers", doctor.Warn, "net.core.rmem_max is 212992 bytes", "sysctl -w net.core.rmem_max=7500000", nil,
 		},

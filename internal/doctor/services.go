@@ -116,11 +116,11 @@ func (d *doctor) checkGPU(ctx context.Context) Finding {
 	return ok("%s", text)
 }
 
-// checkEngine scrapes one engine.
-func checkEngine(ctx context.Context, url string) Finding {
+// checkEngine scrapes one engine. field is what names it.
+func checkEngine(ctx context.Context, url, field string) Finding {
 	s, err := engineload.New(engineload.Config{URL: url, Timeout: 5 * time.Second})
 	if err != nil {
-		return fail("correct --engine-metrics", "%v", oneLine(err))
+		return fail("correct "+field, "%v", oneLine(err))
 	}
 	defer func() { _ = s.Close() }() // always nil
 	load, err := s.Scrape(ctx)

@@ -141,7 +141,13 @@ func Checks(s Setup) []Check {
 		Check{"gpu", d.checkGPU},
 	)
 	for i, url := range s.Engines {
-		checks = append(checks, Check{fmt.Sprintf("engine.%d", i+1), func(ctx context.Context) Finding { return checkEngine(ctx, url) }})
+		checks = append(checks, Check{fmt.Sprintf("engine.%d", i+1), func(ctx context.Context) Finding { return checkEngine(ctx, url, "--engine-metrics") }})
+	}
+	for _, e := range s.Config.Engines {
+		if e.MetricsURL != "" {
+			field := "engines[id=" + e.ID + "].metrics_url"
+			checks = append(checks, Check{"engine." + e.ID, func(ctx context.Context) Finding { return checkEngine(ctx, e.MetricsURL, field) }})
+		}
 	}
 	return checks
 }
