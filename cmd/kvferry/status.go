@@ -44,7 +44,11 @@ func (v statusView) table(w io.Writer) {
 	row(w)
 	row(w, "ENGINE", "MODEL", "SLOTS", "FREE", "RESERVED", "COMMITTED", "DRAINING", "LEASES", "BLOCK", "PINNED", "NOTE")
 	for _, a := range v.Arenas {
+		note := a.PinNote
+		if a.Broken {
+			note = "BROKEN: its file was truncated or removed; the engine gets another when it registers again"
+		}
 		row(w, a.EngineID, dash(a.ModelID), a.Slots, a.SlotsFree, a.SlotsReserved, a.SlotsCommitted, a.SlotsDraining, a.Leases,
-			bytesText(a.BlockBytes), bytesText(a.PinnedBytes), a.PinNote)
+			bytesText(a.BlockBytes), bytesText(a.PinnedBytes), note)
 	}
 }

@@ -204,6 +204,7 @@ type arenaView struct {
 	ChecksumFailures int64  `json:"checksum_failures"`
 	PinnedBytes      int64  `json:"pinned_bytes"`
 	PinNote          string `json:"pin_note"`
+	Broken           bool   `json:"broken"`
 }
 
 func viewArena(a *pb.ArenaStatus) arenaView {
@@ -212,7 +213,7 @@ func viewArena(a *pb.ArenaStatus) arenaView {
 		Path: a.GetPath(), BlockBytes: a.GetBlockBytes(), Slots: a.GetSlots(), SlotsFree: a.GetSlotsFree(),
 		SlotsReserved: a.GetSlotsReserved(), SlotsCommitted: a.GetSlotsCommitted(), SlotsDraining: a.GetSlotsDraining(),
 		Leases: a.GetLeases(), LeasedBlocks: a.GetLeasedBlocks(), Evictions: a.GetEvictions(), ChecksumFailures: a.GetChecksumFailures(),
-		PinnedBytes: a.GetPinnedBytes(), PinNote: a.GetPinNote(),
+		PinnedBytes: a.GetPinnedBytes(), PinNote: a.GetPinNote(), Broken: a.GetBroken(),
 	}
 }
 
