@@ -278,6 +278,9 @@ func (s *engineService) ReleaseBlocks(ctx context.Context, req *pb.ReleaseBlocks
 	return &pb.ReleaseBlocksResponse{}, err
 }
 
+// maxEpoch leaves hand-overs room to count on from: an engine only repeats an epoch that it was told.
+const maxEpoch = 1 << 62
+
 // PublishSession records a turn's end.
 func (s *engineService) PublishSession(ctx context.Context, req *pb.PublishSessionRequest) (*pb.PublishSessionResponse, error) {
 	e, _, err := s.caller(ctx, req)
@@ -287,6 +290,9 @@ func (s *engineService) PublishSession(ctx context.Context, req *pb.PublishSessi
 	tenant, id, err := sessionRefFromProto(req.GetSession())
 	if err != nil {
 		return nil, err
+	}
+	if req.GetEpoch() > maxEpoch {
+		return nil, invalid("epoch", req.GetEpoch(), "0, or the epoch that the engine last saw")
 	}
 	keys, err := keysFromProto("block_keys", req.GetBlockKeys(), maxSessionKeys, true)
 	if err != nil {

@@ -76,6 +76,19 @@ func TestUnmovedReportsEpoch(t *testing.T) {
 	})
 }
 
+// An epoch from which no hand-over could count on is refused.
+func TestPublishRefusesHugeEpoch(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, fast, nil)
+		_, err := r.a.engine.PublishSession(t.Context(), &pb.PublishSessionRequest{
+			EngineId: "e", Session: &pb.SessionRef{SessionId: "s"}, Tokens: 3, Epoch: 1<<64 - 1,
+		})
+		wantError(t, err, ReasonInvalid)
+		r.ea.session("s", 1)
+		r.b.mustEnd(request("s"), committed, "", moved)
+	})
+}
+
 // Names that would play with a terminal or a log are refused.
 func TestNamesArePrintable(t *testing.T) {
 	bubble(t, func(t *testing.T) {
