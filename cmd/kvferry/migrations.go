@@ -48,40 +48,36 @@ func (a *app) newMigrationsList() *cobra.Command {
 }
 
 func (a *app) newMigrationsGet() *cobra.Command {
-	var requestID string
-	cmd := &cobra.Command{
-		Use: "get [MIGRATION]", Short: "Show one migration", Args: oneName(&requestID),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.ask(cmd, func(ctx context.Context, c clients) error {
-				resp, err := c.migration.GetMigration(ctx, &pb.GetMigrationRequest{MigrationId: first(args), RequestId: requestID})
-				if err != nil {
-					return err
-				}
-				v := migrateView{viewMigration(resp.GetMigration()), viewPlan(resp.GetMigration().GetPlan())}
-				return a.print(v, v.table)
-			})
-		},
-	}
-	cmd.Flags().StringVar(&requestID, "request-id", "", "the caller's id instead of the daemon's")
-	return cmd
+	return a.oneMigration("get [MIGRATION]", "Show one migration", func(ctx context.Context, c clients, id, requestID string) (*pb.Migration, error) {
+		resp, err := c.migration.GetMigration(ctx, &pb.GetMigrationRequest{MigrationId: id, RequestId: requestID})
+		return resp.GetMigration(), err
+	})
 }
 
 func (a *app) newMigrationsCancel() *cobra.Command {
-	var requestID string
+	return a.oneMigration("cancel [MIGRATION]", "Cancel a migration; the session stays whole at its owner", func(ctx context.Context, c clients, id, requestID string) (*pb.Migration, error) {
+		resp, err := c.migration.CancelMigration(ctx, &pb.CancelMigrationRequest{MigrationId: id, RequestId: requestID})
+		return resp.GetMigration(), err
+	})
+}
+
+// oneMigration is a command that makes one call on one migration and shows what came back.
+func (a *app) oneMigration(use, short string, call func(ctx context.Context, c clients, id, requestID string) (*pb.Migration, error)) *cobra.Command {
+	var byRequest string
 	cmd := &cobra.Command{
-		Use: "cancel [MIGRATION]", Short: "Cancel a migration; the session stays whole at its owner", Args: oneName(&requestID),
+		Use: use, Short: short, Args: oneName(&byRequest),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.ask(cmd, func(ctx context.Context, c clients) error {
-				resp, err := c.migration.CancelMigration(ctx, &pb.CancelMigrationRequest{MigrationId: first(args), RequestId: requestID})
+				m, err := call(ctx, c, first(args), byRequest)
 				if err != nil {
 					return err
 				}
-				v := migrateView{viewMigration(resp.GetMigration()), viewPlan(resp.GetMigration().GetPlan())}
+				v := migrateView{viewMigration(m), viewPlan(m.GetPlan())}
 				return a.print(v, v.table)
 			})
 		},
 	}
-	cmd.Flags().StringVar(&requestID, "request-id", "", "the caller's id instead of the daemon's")
+	cmd.Flags().StringVar(&byRequest, "request-id", "", "the caller's id instead of the daemon's")
 	return cmd
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"sync"
 
 	"google.golang.org/grpc/peer"
 
@@ -56,6 +57,22 @@ func (s *engineService) caller(ctx context.Context, req engineCall) (*engine, *e
 		return nil, nil, arenaStale("this process has not registered with engine %q", e.id)
 	}
 	return e, p, nil
+}
+
+// keysCall is an engineCall on blocks.
+type keysCall interface {
+	engineCall
+	GetKeys() [][]byte
+}
+
+// callerKeys is caller, and the call's keys, checked.
+func (s *engineService) callerKeys(ctx context.Context, req keysCall) (*engine, *engineProcess, []kvstore.BlockKey, error) {
+	e, proc, err := s.caller(ctx, req)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	keys, err := keysFromProto("keys", req.GetKeys(), maxKeysPerCall, false)
+	return e, proc, keys, err
 }
 
 func arenaStale(format string, args ...any) *Failure {
@@ -118,11 +135,7 @@ func checkSpeed(p *pb.PrefillSpeed) error {
 
 // ReserveBlocks takes slots.
 func (s *engineService) ReserveBlocks(ctx context.Context, req *pb.ReserveBlocksRequest) (*pb.ReserveBlocksResponse, error) {
-	e, proc, err := s.caller(ctx, req)
-	if err != nil {
-		return nil, err
-	}
-	keys, err := keysFromProto("keys", req.GetKeys(), maxKeysPerCall, false)
+	e, proc, keys, err := s.callerKeys(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -188,16 +201,13 @@ func (s *engineService) CommitBlocks(ctx context.Context, req *pb.CommitBlocksRe
 
 // LookupBlocks answers for each key.
 func (s *engineService) LookupBlocks(ctx context.Context, req *pb.LookupBlocksRequest) (*pb.LookupBlocksResponse, error) {
-	e, _, err := s.caller(ctx, req)
-	if err != nil {
-		return nil, err
-	}
-	keys, err := keysFromProto("keys", req.GetKeys(), maxKeysPerCall, false)
+	e, _, keys, err := s.callerKeys(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	resp := &pb.LookupBlocksResponse{Blocks: make([]*pb.BlockStatus, len(keys))}
 	var count prefixCount
+	landing := sync.OnceValue(func() landings { return s.d.migrations.landings(kvstore.Tenant(req.GetTenant())) })
 	for i, k := range keys {
 		out := &pb.BlockStatus{State: pb.BlockState_BLOCK_STATE_ABSENT}
 		switch st, ref := e.arena.Lookup(kvstore.Tenant(req.GetTenant()), k); st {
@@ -206,7 +216,7 @@ func (s *engineService) LookupBlocks(ctx context.Context, req *pb.LookupBlocksRe
 			count.found(e, ref)
 		case kvstore.BlockLanding:
 			out.State = pb.BlockState_BLOCK_STATE_LANDING
-			out.MigrationId, out.ExpectedIn = s.d.migrations.landing(kvstore.Tenant(req.GetTenant()), k)
+			out.MigrationId, out.ExpectedIn = landing().of(k)
 			count.landing++
 		case kvstore.BlockAbsent:
 			count.absent++
@@ -219,11 +229,7 @@ func (s *engineService) LookupBlocks(ctx context.Context, req *pb.LookupBlocksRe
 
 // AcquireBlocks leases blocks until they are released or the process dies; no timer ends it.
 func (s *engineService) AcquireBlocks(ctx context.Context, req *pb.AcquireBlocksRequest) (*pb.AcquireBlocksResponse, error) {
-	e, proc, err := s.caller(ctx, req)
-	if err != nil {
-		return nil, err
-	}
-	keys, err := keysFromProto("keys", req.GetKeys(), maxKeysPerCall, false)
+	e, proc, keys, err := s.callerKeys(ctx, req)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -239,10 +240,7 @@ func (r *engines) open(reg registration) (*engine, error) {
 
 // invalidate tells the engine whose arena a is that it must not use blocks which it may have leased or keep a copy of.
 func (r *engines) invalidate(a *kvstore.Arena, t kvstore.Tenant, keys []kvstore.BlockKey, reason string) {
-	ev := &pb.Invalidate{Tenant: string(t), Reason: reason}
-	for _, k := range keys {
-		ev.Keys = append(ev.Keys, []byte(k))
-	}
+	ev := &pb.Invalidate{Tenant: string(t), Keys: keysToProto(keys), Reason: reason}
 	for _, e := range r.list() {
 		if e.arena == a {
 			e.publish(&pb.EventsResponse{Event: &pb.EventsResponse_Invalidate{Invalidate: ev}})
@@ -279,12 +277,7 @@ func (r *engines) list() []*engine {
 	for _, e := range r.mu.byID {
 		out = append(out, e)
 	}
-	slices.SortFunc(out, func(a, b *engine) int {
-		if a.id < b.id {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(out, func(a, b *engine) int { return cmp.Compare(a.id, b.id) })
 	return out
 }
 

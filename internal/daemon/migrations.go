@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"context"
+	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -133,14 +135,21 @@ func (t *migrations) active() int {
 	return t.mu.active
 }
 
-// landing names the running migration that brings a block, if one does, and when its last page is expected.
-func (t *migrations) landing(tenant kvstore.Tenant, k kvstore.BlockKey) (id string, in *durationpb.Duration) {
-	for _, m := range t.list(string(tenant), true, 1<<30) {
-		if m.demand.tenant != tenant || !m.lands(k) {
-			continue
+// landings are a tenant's migrations that run at one moment.
+type landings []*migration
+
+// landings looks once for a whole call: the table may remember a thousand ended migrations, the call ask for as many blocks.
+func (t *migrations) landings(tenant kvstore.Tenant) landings {
+	return slices.DeleteFunc(t.list(string(tenant), true, math.MaxInt), func(m *migration) bool { return m.demand.tenant != tenant })
+}
+
+// of names the migration that brings a block, if one does, and when its last page is expected.
+func (l landings) of(k kvstore.BlockKey) (id string, in *durationpb.Duration) {
+	for _, m := range l {
+		if m.lands(k) {
+			snap, _ := m.snapshot()
+			return m.id, expectedIn(snap.GetProgress())
 		}
-		snap, _ := m.snapshot()
-		return m.id, expectedIn(snap.GetProgress())
 	}
 	return "", nil
 }
