@@ -112,6 +112,38 @@ func TestCIRunsEveryStep(t *testing.T) {
 	}
 }
 
+// The fuzz step runs a target again when Go took the end of -fuzztime for a failure, and for nothing else.
+func TestFuzzDeadline(t *testing.T) {
+	t.Parallel()
+	const flake = "fuzz: elapsed: 5s, execs: 85963 (17004/sec), new interesting: 0 (total: 11)\n--- FAIL: FuzzX (5.08s)\n" +
+		"    context deadline exceeded\nFAIL\nexit status 1\nFAIL\texample.com/x\t5.083s\n"
+	for name, c := range map[string]struct {
+		log  string
+		want bool
+	}{
+		"deadline":        {flake, true},
+		"finding":         {"--- FAIL: FuzzX (0.03s)\n    --- FAIL: FuzzX (0.00s)\n        x_test.go:9: bad\n    Failing input written to testdata/fuzz/FuzzX/1\n", false},
+		"finding at end":  {flake + "    Failing input written to testdata/fuzz/FuzzX/1\n", false},
+		"test's own":      {"--- FAIL: FuzzX (5.08s)\n    x_test.go:9: got\n    context deadline exceeded\n", false},
+		"panic":           {"panic: boom\n" + flake, false},
+		"does not build":  {"# example.com/x\n./x.go:3:1: syntax error\nFAIL\texample.com/x [build failed]\n", false},
+		"worker gone":     {"    fuzzing process hung or terminated unexpectedly: exit status 2\n" + flake, false},
+		"word in passing": {"context deadline exceeded, says a log\n", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			log := filepath.Join(t.TempDir(), "log")
+			if err := os.WriteFile(log, []byte(c.log), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			err := exec.Command(filepath.Join(root, ".ci/fuzz"), "--at-deadline", log).Run()
+			if got := err == nil; got != c.want {
+				t.Errorf("at deadline %v (%v), want %v, of\n%s", got, err, c.want, c.log)
+			}
+		})
+	}
+}
+
 // make help names every target that people call.
 func TestHelpIsComplete(t *testing.T) {
 	t.Parallel()
