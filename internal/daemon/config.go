@@ -3,9 +3,10 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
-	"math"
 	"net"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -86,18 +87,18 @@ type PeerConfig struct {
 	Region string `yaml:"region"`
 	// Address is its QUIC address, host:port.
 	Address string `yaml:"address"`
-	// PriorBps is the goodput assumed until the link is measured, bit/s. Default 1e9; negative: none, so that fetch is not
-	// chosen until measured.
+	// PriorBps is the goodput assumed until the link is measured, 1e3 to 1e15 bit/s. Default 1e9; negative: none, so that
+	// fetch is not chosen until measured.
 	PriorBps float64 `yaml:"prior_bps"`
 }
 
 // ArenaConfig bounds the memory given to engines.
 type ArenaConfig struct {
-	// Dir is a memory filesystem. Default "/dev/shm".
+	// Dir is a memory filesystem; it must exist when the daemon starts. Default "/dev/shm".
 	Dir string `yaml:"dir"`
-	// Bytes is the arena's size when an engine does not ask for one. Default 4 GiB.
+	// Bytes is the arena's size when an engine does not ask for one, at least 1 MiB. Default 4 GiB.
 	Bytes int64 `yaml:"bytes"`
-	// MaxBytes bounds what engines may ask for, all arenas together. Default 256 GiB.
+	// MaxBytes bounds what engines may ask for, all arenas together; at least 1 MiB. Default 256 GiB.
 	MaxBytes int64 `yaml:"max_bytes"`
 	// Lock locks arenas in memory as far as RLIMIT_MEMLOCK allows. Default true; set false to leave them pageable.
 	Lock *bool `yaml:"lock"`
@@ -109,9 +110,9 @@ type ArenaConfig struct {
 type LinkConfig struct {
 	// Stripes is the number of QUIC connections a link, 1 to 64. Default 8.
 	Stripes int `yaml:"stripes"`
-	// ConnectTimeout bounds dialling a peer. Default 5s.
+	// ConnectTimeout bounds dialling a peer, 10ms to 24h. Default 5s.
 	ConnectTimeout time.Duration `yaml:"connect_timeout"`
-	// ProgressTimeout ends a transfer that moves no page for so long. Default 10s.
+	// ProgressTimeout ends a transfer that moves no page for so long, 100ms to 24h. Default 10s.
 	ProgressTimeout time.Duration `yaml:"progress_timeout"`
 	// RoundTrips is what the planner charges a migration in round trips. Default 3.
 	RoundTrips float64 `yaml:"round_trips"`
@@ -119,13 +120,14 @@ type LinkConfig struct {
 
 // MigrationConfig bounds migrations.
 type MigrationConfig struct {
-	// Deadline is given to a migration whose caller names none. Default 10m.
+	// Deadline is given to a migration whose caller names none, 100ms to 24h. Default 10m.
 	Deadline time.Duration `yaml:"deadline"`
 	// MaxActive is how many may run at once; more are refused. Default 64.
 	MaxActive int `yaml:"max_active"`
-	// LeaseTTL is how long an offered block is held without progress or renewal. Default 30s.
+	// LeaseTTL is how long an offered block is held without progress or renewal, 1s to 24h: a puller renews it over the link.
+	// Default 30s.
 	LeaseTTL time.Duration `yaml:"lease_ttl"`
-	// CallTimeout bounds one control call to a peer. Default 5s.
+	// CallTimeout bounds one control call to a peer, 10ms to 24h. Default 5s.
 	CallTimeout time.Duration `yaml:"call_timeout"`
 	// Keep is how many ended migrations are remembered for GetMigration and re-attaching. Default 1024.
 	Keep int `yaml:"keep"`
@@ -227,6 +229,9 @@ func (e *ConfigError) Error() string {
 
 var idPattern = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,128}$`)
 
+// minArena is the smallest arena that is of any use: a handful of small blocks.
+const minArena = 1 << 20
+
 const idAllowed = "1 to 128 of a-z, A-Z, 0-9, '.', '_' and '-'"
 
 // Validate reports everything that is wrong with c after WithDefaults, joined; each part is a *ConfigError.
@@ -245,23 +250,23 @@ func (c Config) Validate() error {
 		check(l.addr == off || isHostPort(l.addr), l.field, fmt.Sprintf("%q", l.addr), `host:port with a port of 0 to 65535, or "off"`)
 	}
 	check(isHostPort(c.Listen.QUIC), "listen.quic", fmt.Sprintf("%q", c.Listen.QUIC), "host:port with a port of 0 to 65535")
-	check(c.Arena.Bytes > 0 && c.Arena.Bytes <= c.Arena.MaxBytes, "arena.bytes", c.Arena.Bytes, "above 0 and at most arena.max_bytes")
-	check(c.Arena.MaxBytes > 0, "arena.max_bytes", c.Arena.MaxBytes, "above 0")
+	check(c.Arena.Bytes >= minArena && c.Arena.Bytes <= c.Arena.MaxBytes, "arena.bytes", c.Arena.Bytes, "1048576 (1 MiB) to arena.max_bytes")
+	check(c.Arena.MaxBytes >= minArena, "arena.max_bytes", c.Arena.MaxBytes, "1048576 (1 MiB) or more")
 	check(filepath.IsAbs(c.Arena.Dir), "arena.dir", fmt.Sprintf("%q", c.Arena.Dir), "an absolute path on a memory filesystem")
 	check(c.Arena.Group >= 0, "arena.group", c.Arena.Group, "0 (the daemon's own group) or a numeric group id")
 	check(c.Link.Stripes >= 1 && c.Link.Stripes <= 64, "link.stripes", c.Link.Stripes, "1 to 64")
 	check(c.Link.RoundTrips > 0 && c.Link.RoundTrips <= 100, "link.round_trips", c.Link.RoundTrips, "above 0 and at most 100")
 	for _, d := range []struct {
-		field string
-		value time.Duration
+		field        string
+		value, least time.Duration
 	}{
-		{"link.connect_timeout", c.Link.ConnectTimeout},
-		{"link.progress_timeout", c.Link.ProgressTimeout},
-		{"migration.deadline", c.Migration.Deadline},
-		{"migration.lease_ttl", c.Migration.LeaseTTL},
-		{"migration.call_timeout", c.Migration.CallTimeout},
+		{"link.connect_timeout", c.Link.ConnectTimeout, 10 * time.Millisecond},
+		{"link.progress_timeout", c.Link.ProgressTimeout, 100 * time.Millisecond},
+		{"migration.deadline", c.Migration.Deadline, 100 * time.Millisecond},
+		{"migration.lease_ttl", c.Migration.LeaseTTL, time.Second}, // a third of it is left for a renewal over the link
+		{"migration.call_timeout", c.Migration.CallTimeout, 10 * time.Millisecond},
 	} {
-		check(d.value > 0 && d.value <= 24*time.Hour, d.field, d.value, "above 0 and at most 24h, for example 10s")
+		check(d.value >= d.least && d.value <= 24*time.Hour, d.field, d.value, fmt.Sprintf("%v to 24h, for example 10s", d.least))
 	}
 	check(c.Migration.MaxActive >= 1 && c.Migration.MaxActive <= 1<<16, "migration.max_active", c.Migration.MaxActive, "1 to 65536")
 	check(c.Migration.Keep >= 1 && c.Migration.Keep <= 1<<20, "migration.keep", c.Migration.Keep, "1 to 1048576")
@@ -274,7 +279,7 @@ func (c Config) Validate() error {
 		check(idPattern.MatchString(p.Node), at+"node", fmt.Sprintf("%q", p.Node), idAllowed)
 		check(idPattern.MatchString(p.Region), at+"region", fmt.Sprintf("%q", p.Region), idAllowed)
 		check(isHostPort(p.Address), at+"address", fmt.Sprintf("%q", p.Address), "host:port of the peer's listen.quic")
-		check(!math.IsNaN(p.PriorBps) && p.PriorBps <= 1e15, at+"prior_bps", p.PriorBps, "bit/s up to 1e15, or negative for none")
+		check(p.PriorBps < 0 || p.PriorBps >= 1e3 && p.PriorBps <= 1e15, at+"prior_bps", p.PriorBps, "1e3 to 1e15 bit/s, or negative for none")
 		check(!seen[p.Node], at+"node", fmt.Sprintf("%q", p.Node), "different from node.id and from the other peers")
 		seen[p.Node] = true
 	}
@@ -313,6 +318,24 @@ func (c Config) validateGPU() (errs []error) {
 		}
 	}
 	return errs
+}
+
+// checkHost reports what the configuration names and this host does not have. It is apart from Validate, which is as true of
+// another host.
+func (c Config) checkHost() error {
+	fault := &ConfigError{"arena.dir", fmt.Sprintf("%q", c.Arena.Dir), "a directory that exists, on a memory filesystem such as /dev/shm"}
+	switch st, err := os.Stat(c.Arena.Dir); {
+	case errors.Is(err, fs.ErrNotExist):
+		fault.Allowed += "; it is not there: mkdir -p " + c.Arena.Dir
+		return fault
+	case err != nil:
+		fault.Allowed += "; " + err.Error()
+		return fault
+	case !st.IsDir():
+		fault.Allowed += "; it is a file"
+		return fault
+	}
+	return nil
 }
 
 // validateTLS is apart from Validate because a daemon assembled from parts brings its own TLS configuration.

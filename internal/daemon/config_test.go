@@ -3,6 +3,8 @@ package daemon
 import (
 	"errors"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -50,6 +52,9 @@ func TestConfigValidate(t *testing.T) {
 		{"listen.quic", func(c *Config) { c.Listen.QUIC = "off" }},
 		{"arena.bytes", func(c *Config) { c.Arena.Bytes = -1 }},
 		{"arena.bytes", func(c *Config) { c.Arena.Bytes = 1 << 32 }},
+		{"arena.bytes", func(c *Config) { c.Arena.Bytes = 5 }},
+		{"arena.bytes", func(c *Config) { c.Arena.Bytes = 1<<20 - 1 }},
+		{"arena.max_bytes", func(c *Config) { c.Arena.Bytes, c.Arena.MaxBytes = 5, 5 }},
 		{"arena.max_bytes", func(c *Config) { c.Arena.Bytes, c.Arena.MaxBytes = -2, -1 }},
 		{"arena.dir", func(c *Config) { c.Arena.Dir = "shm" }},
 		{"arena.group", func(c *Config) { c.Arena.Group = -1 }},
@@ -62,6 +67,12 @@ func TestConfigValidate(t *testing.T) {
 		{"migration.deadline", func(c *Config) { c.Migration.Deadline = -1 }},
 		{"migration.lease_ttl", func(c *Config) { c.Migration.LeaseTTL = 1 << 62 }},
 		{"migration.call_timeout", func(c *Config) { c.Migration.CallTimeout = -1 }},
+		{"migration.lease_ttl", func(c *Config) { c.Migration.LeaseTTL = 1 }},
+		{"migration.lease_ttl", func(c *Config) { c.Migration.LeaseTTL = time.Second - 1 }},
+		{"migration.call_timeout", func(c *Config) { c.Migration.CallTimeout = 1 }},
+		{"migration.deadline", func(c *Config) { c.Migration.Deadline = 1 }},
+		{"link.connect_timeout", func(c *Config) { c.Link.ConnectTimeout = 1 }},
+		{"link.progress_timeout", func(c *Config) { c.Link.ProgressTimeout = 1 }},
 		{"migration.max_active", func(c *Config) { c.Migration.MaxActive = 1 << 17 }},
 		{"migration.keep", func(c *Config) { c.Migration.Keep = -1 }},
 		{"state_dir", func(c *Config) { c.StateDir = "./state" }},
@@ -72,6 +83,8 @@ func TestConfigValidate(t *testing.T) {
 		{"peers[1].region", func(c *Config) { c.Peers[1].Region = " " }},
 		{"peers[0].address", func(c *Config) { c.Peers[0].Address = "7441" }},
 		{"peers[1].prior_bps", func(c *Config) { c.Peers[1].PriorBps = math.Inf(1) }},
+		{"peers[1].prior_bps", func(c *Config) { c.Peers[1].PriorBps = 1 }},
+		{"peers[1].prior_bps", func(c *Config) { c.Peers[1].PriorBps = math.NaN() }},
 		{"gpu.interval", func(c *Config) { c.GPU.Interval = time.Millisecond }},
 		{"gpu.interval", func(c *Config) { c.GPU.Interval = -1 }},
 		{"gpu.prefill_bytes", func(c *Config) { c.GPU.PrefillBytes = -1 }},
@@ -96,6 +109,43 @@ func TestConfigValidate(t *testing.T) {
 		if ce.Allowed == "" || !strings.Contains(err.Error(), "must be ") {
 			t.Errorf("%s: does not say what is allowed: %v", tc.field, err)
 		}
+	}
+}
+
+// The least of each range is accepted: what is refused is refused by its bound and by nothing else.
+func TestConfigBounds(t *testing.T) {
+	c := good()
+	c.Arena.Bytes, c.Arena.MaxBytes = 1<<20, 1<<20
+	c.Link.ConnectTimeout, c.Link.ProgressTimeout = 10*time.Millisecond, 100*time.Millisecond
+	c.Migration.Deadline, c.Migration.LeaseTTL, c.Migration.CallTimeout = 100*time.Millisecond, time.Second, 10*time.Millisecond
+	c.Peers[1].PriorBps = 1e3
+	if err := c.Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A daemon whose arena.dir is not there does not start, and says what to do: an engine would find out otherwise.
+func TestConfigArenaDir(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct{ dir, want string }{{filepath.Join(dir, "nowhere"), "mkdir -p " + dir}, {file, "it is a file"}} {
+		c := good()
+		c.Arena.Dir = tc.dir
+		d, err := Open(c, Parts{})
+		if ce, ok := errors.AsType[*ConfigError](err); !ok || ce.Field != "arena.dir" || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v, want it to contain %q", tc.dir, err, tc.want)
+		}
+		if d != nil {
+			t.Error(d.Close())
+		}
+	}
+	c := good()
+	c.Arena.Dir = dir
+	if _, err := Open(c, Parts{}); err == nil || strings.Contains(err.Error(), "arena.dir") {
+		t.Errorf("a directory that is there: %v, want the next fault, which is the certificate's", err)
 	}
 }
 

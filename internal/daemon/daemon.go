@@ -86,6 +86,9 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	if err := cfg.checkHost(); err != nil {
+		return nil, err
+	}
 	if parts.TLS == nil {
 		if err := cfg.validateTLS(); err != nil {
 			return nil, err
