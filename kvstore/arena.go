@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -115,6 +116,37 @@ func randomGeneration() uint64 {
 // return ErrClosed (or zero values) from then on.
 func (a *Arena) Close() error {
 	a.mu.Lock()
+	return a.closeLocked()
+}
+
+// CloseIdle is Close, if nobody but the owners in mine holds a lease or fills a block; else it changes nothing and returns an
+// *ArenaBusyError. Leases that have run out are not held. There is no moment between the look and the closing.
+func (a *Arena) CloseIdle(mine ...Owner) error {
+	a.mu.Lock()
+	if a.mu.closed {
+		return a.closeLocked()
+	}
+	var busy ArenaBusyError
+	now := a.now()
+	for _, l := range a.mu.leases {
+		if !l.expiredAt(now) && !slices.Contains(mine, l.owner) {
+			busy.Leases++
+		}
+	}
+	for i := range a.mu.slots {
+		if s := &a.mu.slots[i]; s.state == slotReserved && !slices.Contains(mine, s.owner) {
+			busy.Filling++
+		}
+	}
+	if busy != (ArenaBusyError{}) {
+		a.mu.Unlock()
+		return fmt.Errorf("close arena: %w", &busy)
+	}
+	return a.closeLocked()
+}
+
+// closeLocked gives a.mu back.
+func (a *Arena) closeLocked() error {
 	if a.mu.closed {
 		done := a.mu.closeDone
 		a.mu.Unlock()

@@ -112,6 +112,18 @@ func (e *ArenaFullError) Error() string {
 		e.Needed, e.Free, e.Evictable, e.Total, e.Leased, e.Reserved, e.Draining)
 }
 
+// ArenaBusyError means that an arena is in use and was not closed.
+type ArenaBusyError struct {
+	// Leases are held.
+	Leases int
+	// Filling is how many blocks are being filled.
+	Filling int
+}
+
+func (e *ArenaBusyError) Error() string {
+	return fmt.Sprintf("the arena is in use: %d leases are held, %d blocks are being filled", e.Leases, e.Filling)
+}
+
 // ArenaSpaceError means that the memory filesystem cannot hold the arena.
 type ArenaSpaceError struct {
 	Dir       string

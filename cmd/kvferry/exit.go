@@ -79,6 +79,7 @@ var reasonExits = map[daemon.Reason]exitCode{
 	daemon.ReasonEngineNotFound:    exitNotFound,
 	daemon.ReasonEngineAmbiguous:   exitRefused,
 	daemon.ReasonEngineMismatch:    exitRefused,
+	daemon.ReasonEngineInUse:       exitRefused,
 	daemon.ReasonNodeNotFound:      exitNotFound,
 	daemon.ReasonBlockNotFound:     exitNotFound,
 	daemon.ReasonLayoutMismatch:    exitRefused,

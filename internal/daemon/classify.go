@@ -76,6 +76,9 @@ func classifyStore(err error) *Failure {
 	if _, ok := errors.AsType[*kvstore.ArenaFullError](err); ok {
 		return failf(ReasonArenaFull, "wait for leases to end, or give the engine a larger arena", "%v", err)
 	}
+	if _, ok := errors.AsType[*kvstore.ArenaBusyError](err); ok {
+		return failf(ReasonEngineInUse, "wait for migrations from and into it to end, then ask again", "%v", err)
+	}
 	if _, ok := errors.AsType[*kvstore.ArenaSpaceError](err); ok {
 		return failf(ReasonArenaSpace, "make the arena smaller or the filesystem larger (containers: --shm-size, or an emptyDir of medium Memory)", "%v", err)
 	}

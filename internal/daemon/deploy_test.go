@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -263,6 +264,94 @@ func TestRules(t *testing.T) {
 		t.Fatalf("no tests of rules: %v", err)
 	}
 	tool(t, "promtool", "prometheus", append([]string{"test", "rules"}, tests...)...)
+}
+
+var orPattern = regexp.MustCompile(`\s+or\s+(?:on \([^)]*\)\s+)?`)
+
+// branches are what an expression is the union of, and each with what joins it to the one before.
+func branches(expr string) (parts, joints []string) {
+	at := 0
+	for _, m := range orPattern.FindAllStringIndex(expr, -1) {
+		parts, joints = append(parts, expr[at:m[0]]), append(joints, expr[m[0]:m[1]])
+		at = m[1]
+	}
+	return append(parts, expr[at:]), joints
+}
+
+// without is the expression without its i-th branch.
+func without(expr string, i int) string {
+	parts, joints := branches(expr)
+	j := max(i-1, 0)
+	parts, joints = slices.Delete(parts, i, i+1), slices.Delete(joints, j, j+1)
+	out := parts[0]
+	for k, joint := range joints {
+		out += joint + parts[k+1]
+	}
+	return out
+}
+
+// The rules' unit tests hold every branch of every alert: without any one of them they fail.
+func TestRuleBranches(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a dozen runs of promtool")
+	}
+	path, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("promtool is missing (apt-get install prometheus)")
+	}
+	tests := deployFile(t, "prometheus/kvferry.rules_test.yaml")
+	run := func(t *testing.T, edit func(alert string, i int) bool) (removed int, output string, err error) {
+		var f map[string]any
+		if err := yaml.Unmarshal(deployFile(t, "prometheus/kvferry.rules.yaml"), &f); err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range f["groups"].([]any) {
+			for _, r := range g.(map[string]any)["rules"].([]any) {
+				r := r.(map[string]any)
+				alert, ok := r["alert"].(string)
+				expr := r["expr"].(string)
+				parts, _ := branches(expr)
+				for i := range parts {
+					if ok && len(parts) > 1 && edit(alert, i) {
+						r["expr"] = without(expr, i)
+						removed++
+					}
+				}
+			}
+		}
+		rules, err := yaml.Marshal(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		for name, data := range map[string][]byte{"kvferry.rules.yaml": rules, "kvferry.rules_test.yaml": tests} {
+			if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		out, err := exec.CommandContext(t.Context(), path, "test", "rules", filepath.Join(dir, "kvferry.rules_test.yaml")).CombinedOutput()
+		return removed, string(out), err
+	}
+	type branch struct {
+		alert string
+		i     int
+	}
+	var all []branch
+	if _, out, err := run(t, func(alert string, i int) bool { all = append(all, branch{alert, i}); return false }); err != nil {
+		t.Fatalf("as they are: %v\n%s", err, out)
+	}
+	if len(all) < 8 {
+		t.Fatalf("only %d branches: %v", len(all), all)
+	}
+	for _, b := range all {
+		t.Run(b.alert+"/"+strconv.Itoa(b.i), func(t *testing.T) {
+			t.Parallel()
+			removed, out, err := run(t, func(alert string, i int) bool { return branch{alert, i} == b })
+			if _, failed := errors.AsType[*exec.ExitError](err); removed != 1 || !failed || !strings.Contains(out, " got:") {
+				t.Errorf("without branch %d of %s (%d removed) the unit tests end with %v:\n%s", b.i, b.alert, removed, err, out)
+			}
+		})
+	}
 }
 
 // The unit is one that systemd takes.

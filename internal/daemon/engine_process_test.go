@@ -91,6 +91,9 @@ func (c *engineCommands) do(args []string) (string, error) {
 	case "acquire":
 		_, err := c.client.AcquireBlocks(ctx, &pb.AcquireBlocksRequest{EngineId: c.id, Keys: chain(args[1], int(number(2)))})
 		return "ok", err
+	case "unregister":
+		_, err := c.client.UnregisterEngine(ctx, &pb.UnregisterEngineRequest{EngineId: c.id})
+		return "ok", err
 	}
 	return "unknown command", nil
 }

@@ -133,6 +133,19 @@ func checkSpeed(p *pb.PrefillSpeed) error {
 	return nil
 }
 
+// UnregisterEngine takes an engine away that nobody else uses.
+func (s *engineService) UnregisterEngine(ctx context.Context, req *pb.UnregisterEngineRequest) (*pb.UnregisterEngineResponse, error) {
+	e, proc, err := s.caller(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.d.engines.unregister(ctx, e, proc); err != nil {
+		return nil, err
+	}
+	s.d.metrics.engineClosed(e.id)
+	return &pb.UnregisterEngineResponse{}, nil
+}
+
 // ReserveBlocks takes slots.
 func (s *engineService) ReserveBlocks(ctx context.Context, req *pb.ReserveBlocksRequest) (*pb.ReserveBlocksResponse, error) {
 	e, proc, keys, err := s.callerKeys(ctx, req)
@@ -345,7 +358,7 @@ func (s *engineService) Events(req *pb.EventsRequest, stream pb.EngineService_Ev
 		case <-stream.Context().Done():
 			return context.Cause(stream.Context())
 		case <-e.gone:
-			return arenaStale("the arena of engine %q was replaced", e.id)
+			return arenaStale("the arena of engine %q was replaced, or it has unregistered", e.id)
 		case <-s.d.closing:
 			return failf(ReasonShuttingDown, "open the stream again when the daemon is back", "the daemon is shutting down")
 		}

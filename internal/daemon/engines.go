@@ -191,13 +191,43 @@ func (e *engine) replaceable(l kvstore.Layout) string {
 
 // retire takes an engine out of the registry and closes its arena. What still uses it fails.
 func (r *engines) retire(e *engine) error {
+	r.forget(e)
+	return errors.Join(r.agent.Deregister(e.memory), e.arena.Close())
+}
+
+// forget takes an engine out of the registry. r.opening is held, so that nobody takes its id meanwhile.
+func (r *engines) forget(e *engine) {
 	r.mu.Lock()
 	delete(r.mu.byID, e.id)
 	r.mu.bytes -= e.arenaBytes
 	r.mu.Unlock()
 	close(e.gone)
 	e.stopWatching()
-	return errors.Join(r.agent.Deregister(e.memory), e.arena.Close())
+}
+
+// unregister takes e away for its process p, which may hold what it likes; while anybody else holds something nothing changes.
+func (r *engines) unregister(ctx context.Context, e *engine, p *engineProcess) error {
+	r.opening.Lock()
+	defer r.opening.Unlock()
+	if now, err := r.get(e.id); err != nil || now != e {
+		return arenaStale("engine %q has unregistered, or has another arena", e.id)
+	}
+	if n := e.processes(); n > 1 {
+		return failf(ReasonEngineInUse, "stop them first, or have the last one unregister", "%d other processes of engine %q live", n-1, e.id)
+	}
+	if err := e.arena.CloseIdle(e.processOwner(p), e.owner()); err != nil {
+		if _, busy := errors.AsType[*kvstore.ArenaBusyError](err); busy {
+			return err
+		}
+		// It is closed all the same; its file may have been left behind.
+		r.log.LogAttrs(ctx, slog.LevelWarn, "close the arena of an engine that unregisters", slog.String("engine_id", e.id), slog.Any("error", err))
+	}
+	r.forget(e)
+	if err := r.agent.Deregister(e.memory); err != nil {
+		return fmt.Errorf("unregister engine %q: %w", e.id, err)
+	}
+	r.log.LogAttrs(ctx, slog.LevelInfo, "engine unregistered", slog.String("engine_id", e.id), slog.String("arena", e.arena.Path()))
+	return nil
 }
 
 // open opens the arena of a new engine.

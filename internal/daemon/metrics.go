@@ -11,13 +11,15 @@ import (
 	"github.com/kvferry/kvferry/transfer"
 )
 
-// Labels are bounded: modes, states and reasons are closed sets; engines are those that registered or are configured; a
-// peer that the configuration does not list counts as otherPeer; GPUs are the host's.
+// Labels are bounded: modes, states and reasons are closed sets; engines are those that are configured and the first
+// maxEngineNames others, the rest is otherEngine; a peer that the configuration does not list counts as otherPeer; GPUs are
+// the host's.
 
 // metrics are the daemon's counters and histograms; collectors beside them read the rest when they are asked, and transfer
 // registers its own.
 type metrics struct {
 	region    string
+	engines   *engineNames
 	migration migrationMetrics
 	egress    egressMetrics
 	prefix    *prometheus.CounterVec // region, engine, call, result
@@ -98,6 +100,7 @@ func newMetrics(reg prometheus.Registerer, d *Daemon) *metrics {
 	mk := maker{reg}
 	m := &metrics{
 		region:    d.cfg.Node.Region,
+		engines:   newEngineNames(d.cfg.Engines),
 		migration: newMigrationMetrics(mk),
 		egress: egressMetrics{
 			served: mk.counters("kvferry_egress_served_bytes_total", "Page bytes written for pullers, repeats included.", "peer"),

@@ -80,15 +80,36 @@ func (c *arenaCollector) Describe(ch chan<- *prometheus.Desc) {
 	describeRows(ch, arenaRows)
 }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. Engines that share a label are added up.
 func (c *arenaCollector) Collect(ch chan<- prometheus.Metric) {
+	byLabel := map[string]kvstore.ArenaStats{}
 	for _, e := range c.d.engines.list() {
-		st := e.arena.Stats()
-		for state, n := range map[string]int{"free": st.SlotsFree, "reserved": st.SlotsReserved, "committed": st.SlotsCommitted, "draining": st.SlotsDraining} {
-			ch <- prometheus.MustNewConstMetric(arenaSlots, prometheus.GaugeValue, float64(n), e.id, state)
-		}
-		collectRows(ch, arenaRows, st, e.id)
+		label := c.d.metrics.engines.label(e.id)
+		byLabel[label] = addStats(byLabel[label], e.arena.Stats())
 	}
+	for label, st := range byLabel {
+		for state, n := range map[string]int{"free": st.SlotsFree, "reserved": st.SlotsReserved, "committed": st.SlotsCommitted, "draining": st.SlotsDraining} {
+			ch <- prometheus.MustNewConstMetric(arenaSlots, prometheus.GaugeValue, float64(n), label, state)
+		}
+		collectRows(ch, arenaRows, st, label)
+	}
+}
+
+// addStats adds up what is exported of two arenas; broken when one is.
+func addStats(a, b kvstore.ArenaStats) kvstore.ArenaStats {
+	a.SlotsFree += b.SlotsFree
+	a.SlotsReserved += b.SlotsReserved
+	a.SlotsCommitted += b.SlotsCommitted
+	a.SlotsDraining += b.SlotsDraining
+	a.Leases += b.Leases
+	a.LeasedBlocks += b.LeasedBlocks
+	a.Evictions += b.Evictions
+	a.SumFailures += b.SumFailures
+	a.Bytes += b.Bytes
+	a.TouchedBytes += b.TouchedBytes
+	a.PinnedBytes += b.PinnedBytes
+	a.Broken = a.Broken || b.Broken
+	return a
 }
 
 // offerCollector reads what is held for pullers.
@@ -169,24 +190,6 @@ func (c *prefixCount) found(e *engine, ref kvstore.SlotRef) {
 		c.migrated++
 	} else {
 		c.local++
-	}
-}
-
-// asked adds a call's answers.
-func (m *metrics) asked(e *engine, call string, c prefixCount) {
-	for i, n := range []int{c.local, c.migrated, c.landing, c.absent} {
-		if n > 0 {
-			m.prefix.WithLabelValues(m.region, e.id, call, prefixResults[i]).Add(float64(n))
-		}
-	}
-}
-
-// engineOpened makes the series of a new engine, at zero.
-func (m *metrics) engineOpened(id string) {
-	for _, call := range []string{callLookup, callAcquire} {
-		for _, r := range prefixResults {
-			m.prefix.WithLabelValues(m.region, id, call, r)
-		}
 	}
 }
 

@@ -27,6 +27,7 @@ const (
 	ReasonEngineNotFound    Reason = "ENGINE_NOT_FOUND"
 	ReasonEngineAmbiguous   Reason = "ENGINE_AMBIGUOUS"
 	ReasonEngineMismatch    Reason = "ENGINE_MISMATCH"
+	ReasonEngineInUse       Reason = "ENGINE_IN_USE"
 	ReasonNodeNotFound      Reason = "NODE_NOT_FOUND"
 	ReasonBlockNotFound     Reason = "BLOCK_NOT_FOUND"
 	ReasonLayoutMismatch    Reason = "LAYOUT_MISMATCH"
@@ -67,6 +68,7 @@ var reasonCodes = map[Reason]codes.Code{
 	ReasonEngineNotFound:    codes.NotFound,
 	ReasonEngineAmbiguous:   codes.FailedPrecondition,
 	ReasonEngineMismatch:    codes.FailedPrecondition,
+	ReasonEngineInUse:       codes.FailedPrecondition,
 	ReasonNodeNotFound:      codes.NotFound,
 	ReasonBlockNotFound:     codes.NotFound,
 	ReasonLayoutMismatch:    codes.FailedPrecondition,

@@ -167,6 +167,7 @@ func TestClassify(t *testing.T) {
 		{transfer.ErrOutOfRange, ReasonInvalid},
 		{transfer.ErrNotPermitted, ReasonPermission},
 		{transfer.ErrCancelled, ReasonCancelled},
+		{&kvstore.ArenaBusyError{Leases: 1}, ReasonEngineInUse},
 		{transfer.ErrStalled, ReasonStalled},
 		{transfer.ErrPeerGone, ReasonPeerUnreachable},
 		{transfer.ErrPeerRestarted, ReasonPeerRestarted},

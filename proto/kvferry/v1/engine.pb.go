@@ -1360,6 +1360,98 @@ func (x *PublishSessionResponse) GetSession() *Session {
 	return nil
 }
 
+// UnregisterEngineRequest takes an engine away.
+type UnregisterEngineRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Engine id as registered.
+	EngineId string `protobuf:"bytes,1,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
+	// Arena id of the registration.
+	ArenaId       string `protobuf:"bytes,2,opt,name=arena_id,json=arenaId,proto3" json:"arena_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnregisterEngineRequest) Reset() {
+	*x = UnregisterEngineRequest{}
+	mi := &file_kvferry_v1_engine_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnregisterEngineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnregisterEngineRequest) ProtoMessage() {}
+
+func (x *UnregisterEngineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_engine_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnregisterEngineRequest.ProtoReflect.Descriptor instead.
+func (*UnregisterEngineRequest) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *UnregisterEngineRequest) GetEngineId() string {
+	if x != nil {
+		return x.EngineId
+	}
+	return ""
+}
+
+func (x *UnregisterEngineRequest) GetArenaId() string {
+	if x != nil {
+		return x.ArenaId
+	}
+	return ""
+}
+
+// UnregisterEngineResponse is empty.
+type UnregisterEngineResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnregisterEngineResponse) Reset() {
+	*x = UnregisterEngineResponse{}
+	mi := &file_kvferry_v1_engine_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnregisterEngineResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnregisterEngineResponse) ProtoMessage() {}
+
+func (x *UnregisterEngineResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_engine_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnregisterEngineResponse.ProtoReflect.Descriptor instead.
+func (*UnregisterEngineResponse) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{18}
+}
+
 // EventsRequest opens the stream.
 type EventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1373,7 +1465,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_kvferry_v1_engine_proto_msgTypes[17]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1385,7 +1477,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_engine_proto_msgTypes[17]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1398,7 +1490,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{17}
+	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EventsRequest) GetEngineId() string {
@@ -1435,7 +1527,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_kvferry_v1_engine_proto_msgTypes[18]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1447,7 +1539,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_engine_proto_msgTypes[18]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1460,7 +1552,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{18}
+	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *EventsResponse) GetEvent() isEventsResponse_Event {
@@ -1584,7 +1676,7 @@ type PublishNow struct {
 
 func (x *PublishNow) Reset() {
 	*x = PublishNow{}
-	mi := &file_kvferry_v1_engine_proto_msgTypes[19]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1596,7 +1688,7 @@ func (x *PublishNow) String() string {
 func (*PublishNow) ProtoMessage() {}
 
 func (x *PublishNow) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_engine_proto_msgTypes[19]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1609,7 +1701,7 @@ func (x *PublishNow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishNow.ProtoReflect.Descriptor instead.
 func (*PublishNow) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{19}
+	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PublishNow) GetSession() *SessionRef {
@@ -1637,7 +1729,7 @@ type StopPublishing struct {
 
 func (x *StopPublishing) Reset() {
 	*x = StopPublishing{}
-	mi := &file_kvferry_v1_engine_proto_msgTypes[20]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1649,7 +1741,7 @@ func (x *StopPublishing) String() string {
 func (*StopPublishing) ProtoMessage() {}
 
 func (x *StopPublishing) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_engine_proto_msgTypes[20]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1662,7 +1754,7 @@ func (x *StopPublishing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPublishing.ProtoReflect.Descriptor instead.
 func (*StopPublishing) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{20}
+	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StopPublishing) GetSession() *SessionRef {
@@ -1687,7 +1779,7 @@ type Landed struct {
 
 func (x *Landed) Reset() {
 	*x = Landed{}
-	mi := &file_kvferry_v1_engine_proto_msgTypes[21]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +1791,7 @@ func (x *Landed) String() string {
 func (*Landed) ProtoMessage() {}
 
 func (x *Landed) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_engine_proto_msgTypes[21]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +1804,7 @@ func (x *Landed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Landed.ProtoReflect.Descriptor instead.
 func (*Landed) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{21}
+	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Landed) GetMigrationId() string {
@@ -1749,7 +1841,7 @@ type LeaseLost struct {
 
 func (x *LeaseLost) Reset() {
 	*x = LeaseLost{}
-	mi := &file_kvferry_v1_engine_proto_msgTypes[22]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1761,7 +1853,7 @@ func (x *LeaseLost) String() string {
 func (*LeaseLost) ProtoMessage() {}
 
 func (x *LeaseLost) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_engine_proto_msgTypes[22]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1774,7 +1866,7 @@ func (x *LeaseLost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseLost.ProtoReflect.Descriptor instead.
 func (*LeaseLost) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{22}
+	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LeaseLost) GetLeaseId() uint64 {
@@ -1806,7 +1898,7 @@ type Flip struct {
 
 func (x *Flip) Reset() {
 	*x = Flip{}
-	mi := &file_kvferry_v1_engine_proto_msgTypes[23]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1818,7 +1910,7 @@ func (x *Flip) String() string {
 func (*Flip) ProtoMessage() {}
 
 func (x *Flip) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_engine_proto_msgTypes[23]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1831,7 +1923,7 @@ func (x *Flip) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flip.ProtoReflect.Descriptor instead.
 func (*Flip) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{23}
+	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Flip) GetSession() *SessionRef {
@@ -1871,7 +1963,7 @@ type Invalidate struct {
 
 func (x *Invalidate) Reset() {
 	*x = Invalidate{}
-	mi := &file_kvferry_v1_engine_proto_msgTypes[24]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1883,7 +1975,7 @@ func (x *Invalidate) String() string {
 func (*Invalidate) ProtoMessage() {}
 
 func (x *Invalidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_engine_proto_msgTypes[24]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1896,7 +1988,7 @@ func (x *Invalidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Invalidate.ProtoReflect.Descriptor instead.
 func (*Invalidate) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{24}
+	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Invalidate) GetTenant() string {
@@ -2020,7 +2112,11 @@ const file_kvferry_v1_engine_proto_rawDesc = "" +
 	"\bfidelity\x18\x06 \x01(\x0e2\x14.kvferry.v1.FidelityR\bfidelity\x12\x19\n" +
 	"\barena_id\x18\a \x01(\tR\aarenaId\"G\n" +
 	"\x16PublishSessionResponse\x12-\n" +
-	"\asession\x18\x01 \x01(\v2\x13.kvferry.v1.SessionR\asession\"G\n" +
+	"\asession\x18\x01 \x01(\v2\x13.kvferry.v1.SessionR\asession\"Q\n" +
+	"\x17UnregisterEngineRequest\x12\x1b\n" +
+	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x19\n" +
+	"\barena_id\x18\x02 \x01(\tR\aarenaId\"\x1a\n" +
+	"\x18UnregisterEngineResponse\"G\n" +
 	"\rEventsRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x19\n" +
 	"\barena_id\x18\x02 \x01(\tR\aarenaId\"\xe3\x02\n" +
@@ -2068,7 +2164,7 @@ const file_kvferry_v1_engine_proto_rawDesc = "" +
 	"\x17BLOCK_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12BLOCK_STATE_ABSENT\x10\x01\x12\x17\n" +
 	"\x13BLOCK_STATE_PRESENT\x10\x02\x12\x17\n" +
-	"\x13BLOCK_STATE_LANDING\x10\x032\xac\x05\n" +
+	"\x13BLOCK_STATE_LANDING\x10\x032\x8b\x06\n" +
 	"\rEngineService\x12W\n" +
 	"\x0eRegisterEngine\x12!.kvferry.v1.RegisterEngineRequest\x1a\".kvferry.v1.RegisterEngineResponse\x12T\n" +
 	"\rReserveBlocks\x12 .kvferry.v1.ReserveBlocksRequest\x1a!.kvferry.v1.ReserveBlocksResponse\x12Q\n" +
@@ -2076,7 +2172,8 @@ const file_kvferry_v1_engine_proto_rawDesc = "" +
 	"\fLookupBlocks\x12\x1f.kvferry.v1.LookupBlocksRequest\x1a .kvferry.v1.LookupBlocksResponse\x12T\n" +
 	"\rAcquireBlocks\x12 .kvferry.v1.AcquireBlocksRequest\x1a!.kvferry.v1.AcquireBlocksResponse\x12T\n" +
 	"\rReleaseBlocks\x12 .kvferry.v1.ReleaseBlocksRequest\x1a!.kvferry.v1.ReleaseBlocksResponse\x12W\n" +
-	"\x0ePublishSession\x12!.kvferry.v1.PublishSessionRequest\x1a\".kvferry.v1.PublishSessionResponse\x12A\n" +
+	"\x0ePublishSession\x12!.kvferry.v1.PublishSessionRequest\x1a\".kvferry.v1.PublishSessionResponse\x12]\n" +
+	"\x10UnregisterEngine\x12#.kvferry.v1.UnregisterEngineRequest\x1a$.kvferry.v1.UnregisterEngineResponse\x12A\n" +
 	"\x06Events\x12\x19.kvferry.v1.EventsRequest\x1a\x1a.kvferry.v1.EventsResponse0\x01B\x9d\x01\n" +
 	"\x0ecom.kvferry.v1B\vEngineProtoP\x01Z5github.com/kvferry/kvferry/proto/kvferry/v1;kvferryv1\xa2\x02\x03KXX\xaa\x02\n" +
 	"Kvferry.V1\xca\x02\n" +
@@ -2095,69 +2192,71 @@ func file_kvferry_v1_engine_proto_rawDescGZIP() []byte {
 }
 
 var file_kvferry_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvferry_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_kvferry_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_kvferry_v1_engine_proto_goTypes = []any{
-	(ReservationState)(0),          // 0: kvferry.v1.ReservationState
-	(BlockState)(0),                // 1: kvferry.v1.BlockState
-	(*PrefillSpeed)(nil),           // 2: kvferry.v1.PrefillSpeed
-	(*RegisterEngineRequest)(nil),  // 3: kvferry.v1.RegisterEngineRequest
-	(*RegisterEngineResponse)(nil), // 4: kvferry.v1.RegisterEngineResponse
-	(*ReserveBlocksRequest)(nil),   // 5: kvferry.v1.ReserveBlocksRequest
-	(*ReserveBlocksResponse)(nil),  // 6: kvferry.v1.ReserveBlocksResponse
-	(*Reservation)(nil),            // 7: kvferry.v1.Reservation
-	(*CommitBlocksRequest)(nil),    // 8: kvferry.v1.CommitBlocksRequest
-	(*CommitBlocksResponse)(nil),   // 9: kvferry.v1.CommitBlocksResponse
-	(*LookupBlocksRequest)(nil),    // 10: kvferry.v1.LookupBlocksRequest
-	(*BlockStatus)(nil),            // 11: kvferry.v1.BlockStatus
-	(*LookupBlocksResponse)(nil),   // 12: kvferry.v1.LookupBlocksResponse
-	(*AcquireBlocksRequest)(nil),   // 13: kvferry.v1.AcquireBlocksRequest
-	(*AcquireBlocksResponse)(nil),  // 14: kvferry.v1.AcquireBlocksResponse
-	(*ReleaseBlocksRequest)(nil),   // 15: kvferry.v1.ReleaseBlocksRequest
-	(*ReleaseBlocksResponse)(nil),  // 16: kvferry.v1.ReleaseBlocksResponse
-	(*PublishSessionRequest)(nil),  // 17: kvferry.v1.PublishSessionRequest
-	(*PublishSessionResponse)(nil), // 18: kvferry.v1.PublishSessionResponse
-	(*EventsRequest)(nil),          // 19: kvferry.v1.EventsRequest
-	(*EventsResponse)(nil),         // 20: kvferry.v1.EventsResponse
-	(*PublishNow)(nil),             // 21: kvferry.v1.PublishNow
-	(*StopPublishing)(nil),         // 22: kvferry.v1.StopPublishing
-	(*Landed)(nil),                 // 23: kvferry.v1.Landed
-	(*LeaseLost)(nil),              // 24: kvferry.v1.LeaseLost
-	(*Flip)(nil),                   // 25: kvferry.v1.Flip
-	(*Invalidate)(nil),             // 26: kvferry.v1.Invalidate
-	(*Layout)(nil),                 // 27: kvferry.v1.Layout
-	(*Node)(nil),                   // 28: kvferry.v1.Node
-	(*SlotRef)(nil),                // 29: kvferry.v1.SlotRef
-	(Fidelity)(0),                  // 30: kvferry.v1.Fidelity
-	(*durationpb.Duration)(nil),    // 31: google.protobuf.Duration
-	(*SessionRef)(nil),             // 32: kvferry.v1.SessionRef
-	(*Session)(nil),                // 33: kvferry.v1.Session
+	(ReservationState)(0),            // 0: kvferry.v1.ReservationState
+	(BlockState)(0),                  // 1: kvferry.v1.BlockState
+	(*PrefillSpeed)(nil),             // 2: kvferry.v1.PrefillSpeed
+	(*RegisterEngineRequest)(nil),    // 3: kvferry.v1.RegisterEngineRequest
+	(*RegisterEngineResponse)(nil),   // 4: kvferry.v1.RegisterEngineResponse
+	(*ReserveBlocksRequest)(nil),     // 5: kvferry.v1.ReserveBlocksRequest
+	(*ReserveBlocksResponse)(nil),    // 6: kvferry.v1.ReserveBlocksResponse
+	(*Reservation)(nil),              // 7: kvferry.v1.Reservation
+	(*CommitBlocksRequest)(nil),      // 8: kvferry.v1.CommitBlocksRequest
+	(*CommitBlocksResponse)(nil),     // 9: kvferry.v1.CommitBlocksResponse
+	(*LookupBlocksRequest)(nil),      // 10: kvferry.v1.LookupBlocksRequest
+	(*BlockStatus)(nil),              // 11: kvferry.v1.BlockStatus
+	(*LookupBlocksResponse)(nil),     // 12: kvferry.v1.LookupBlocksResponse
+	(*AcquireBlocksRequest)(nil),     // 13: kvferry.v1.AcquireBlocksRequest
+	(*AcquireBlocksResponse)(nil),    // 14: kvferry.v1.AcquireBlocksResponse
+	(*ReleaseBlocksRequest)(nil),     // 15: kvferry.v1.ReleaseBlocksRequest
+	(*ReleaseBlocksResponse)(nil),    // 16: kvferry.v1.ReleaseBlocksResponse
+	(*PublishSessionRequest)(nil),    // 17: kvferry.v1.PublishSessionRequest
+	(*PublishSessionResponse)(nil),   // 18: kvferry.v1.PublishSessionResponse
+	(*UnregisterEngineRequest)(nil),  // 19: kvferry.v1.UnregisterEngineRequest
+	(*UnregisterEngineResponse)(nil), // 20: kvferry.v1.UnregisterEngineResponse
+	(*EventsRequest)(nil),            // 21: kvferry.v1.EventsRequest
+	(*EventsResponse)(nil),           // 22: kvferry.v1.EventsResponse
+	(*PublishNow)(nil),               // 23: kvferry.v1.PublishNow
+	(*StopPublishing)(nil),           // 24: kvferry.v1.StopPublishing
+	(*Landed)(nil),                   // 25: kvferry.v1.Landed
+	(*LeaseLost)(nil),                // 26: kvferry.v1.LeaseLost
+	(*Flip)(nil),                     // 27: kvferry.v1.Flip
+	(*Invalidate)(nil),               // 28: kvferry.v1.Invalidate
+	(*Layout)(nil),                   // 29: kvferry.v1.Layout
+	(*Node)(nil),                     // 30: kvferry.v1.Node
+	(*SlotRef)(nil),                  // 31: kvferry.v1.SlotRef
+	(Fidelity)(0),                    // 32: kvferry.v1.Fidelity
+	(*durationpb.Duration)(nil),      // 33: google.protobuf.Duration
+	(*SessionRef)(nil),               // 34: kvferry.v1.SessionRef
+	(*Session)(nil),                  // 35: kvferry.v1.Session
 }
 var file_kvferry_v1_engine_proto_depIdxs = []int32{
-	27, // 0: kvferry.v1.RegisterEngineRequest.layout:type_name -> kvferry.v1.Layout
+	29, // 0: kvferry.v1.RegisterEngineRequest.layout:type_name -> kvferry.v1.Layout
 	2,  // 1: kvferry.v1.RegisterEngineRequest.prefill:type_name -> kvferry.v1.PrefillSpeed
-	28, // 2: kvferry.v1.RegisterEngineResponse.node:type_name -> kvferry.v1.Node
+	30, // 2: kvferry.v1.RegisterEngineResponse.node:type_name -> kvferry.v1.Node
 	7,  // 3: kvferry.v1.ReserveBlocksResponse.reservations:type_name -> kvferry.v1.Reservation
 	0,  // 4: kvferry.v1.Reservation.state:type_name -> kvferry.v1.ReservationState
-	29, // 5: kvferry.v1.Reservation.slot:type_name -> kvferry.v1.SlotRef
-	29, // 6: kvferry.v1.CommitBlocksRequest.slots:type_name -> kvferry.v1.SlotRef
-	30, // 7: kvferry.v1.CommitBlocksRequest.fidelity:type_name -> kvferry.v1.Fidelity
+	31, // 5: kvferry.v1.Reservation.slot:type_name -> kvferry.v1.SlotRef
+	31, // 6: kvferry.v1.CommitBlocksRequest.slots:type_name -> kvferry.v1.SlotRef
+	32, // 7: kvferry.v1.CommitBlocksRequest.fidelity:type_name -> kvferry.v1.Fidelity
 	1,  // 8: kvferry.v1.BlockStatus.state:type_name -> kvferry.v1.BlockState
-	31, // 9: kvferry.v1.BlockStatus.expected_in:type_name -> google.protobuf.Duration
+	33, // 9: kvferry.v1.BlockStatus.expected_in:type_name -> google.protobuf.Duration
 	11, // 10: kvferry.v1.LookupBlocksResponse.blocks:type_name -> kvferry.v1.BlockStatus
-	29, // 11: kvferry.v1.AcquireBlocksResponse.slots:type_name -> kvferry.v1.SlotRef
-	29, // 12: kvferry.v1.ReleaseBlocksRequest.aborted:type_name -> kvferry.v1.SlotRef
-	32, // 13: kvferry.v1.PublishSessionRequest.session:type_name -> kvferry.v1.SessionRef
-	30, // 14: kvferry.v1.PublishSessionRequest.fidelity:type_name -> kvferry.v1.Fidelity
-	33, // 15: kvferry.v1.PublishSessionResponse.session:type_name -> kvferry.v1.Session
-	21, // 16: kvferry.v1.EventsResponse.publish_now:type_name -> kvferry.v1.PublishNow
-	22, // 17: kvferry.v1.EventsResponse.stop_publishing:type_name -> kvferry.v1.StopPublishing
-	23, // 18: kvferry.v1.EventsResponse.landed:type_name -> kvferry.v1.Landed
-	24, // 19: kvferry.v1.EventsResponse.lease_lost:type_name -> kvferry.v1.LeaseLost
-	25, // 20: kvferry.v1.EventsResponse.flip:type_name -> kvferry.v1.Flip
-	26, // 21: kvferry.v1.EventsResponse.invalidate:type_name -> kvferry.v1.Invalidate
-	32, // 22: kvferry.v1.PublishNow.session:type_name -> kvferry.v1.SessionRef
-	32, // 23: kvferry.v1.StopPublishing.session:type_name -> kvferry.v1.SessionRef
-	32, // 24: kvferry.v1.Flip.session:type_name -> kvferry.v1.SessionRef
+	31, // 11: kvferry.v1.AcquireBlocksResponse.slots:type_name -> kvferry.v1.SlotRef
+	31, // 12: kvferry.v1.ReleaseBlocksRequest.aborted:type_name -> kvferry.v1.SlotRef
+	34, // 13: kvferry.v1.PublishSessionRequest.session:type_name -> kvferry.v1.SessionRef
+	32, // 14: kvferry.v1.PublishSessionRequest.fidelity:type_name -> kvferry.v1.Fidelity
+	35, // 15: kvferry.v1.PublishSessionResponse.session:type_name -> kvferry.v1.Session
+	23, // 16: kvferry.v1.EventsResponse.publish_now:type_name -> kvferry.v1.PublishNow
+	24, // 17: kvferry.v1.EventsResponse.stop_publishing:type_name -> kvferry.v1.StopPublishing
+	25, // 18: kvferry.v1.EventsResponse.landed:type_name -> kvferry.v1.Landed
+	26, // 19: kvferry.v1.EventsResponse.lease_lost:type_name -> kvferry.v1.LeaseLost
+	27, // 20: kvferry.v1.EventsResponse.flip:type_name -> kvferry.v1.Flip
+	28, // 21: kvferry.v1.EventsResponse.invalidate:type_name -> kvferry.v1.Invalidate
+	34, // 22: kvferry.v1.PublishNow.session:type_name -> kvferry.v1.SessionRef
+	34, // 23: kvferry.v1.StopPublishing.session:type_name -> kvferry.v1.SessionRef
+	34, // 24: kvferry.v1.Flip.session:type_name -> kvferry.v1.SessionRef
 	3,  // 25: kvferry.v1.EngineService.RegisterEngine:input_type -> kvferry.v1.RegisterEngineRequest
 	5,  // 26: kvferry.v1.EngineService.ReserveBlocks:input_type -> kvferry.v1.ReserveBlocksRequest
 	8,  // 27: kvferry.v1.EngineService.CommitBlocks:input_type -> kvferry.v1.CommitBlocksRequest
@@ -2165,17 +2264,19 @@ var file_kvferry_v1_engine_proto_depIdxs = []int32{
 	13, // 29: kvferry.v1.EngineService.AcquireBlocks:input_type -> kvferry.v1.AcquireBlocksRequest
 	15, // 30: kvferry.v1.EngineService.ReleaseBlocks:input_type -> kvferry.v1.ReleaseBlocksRequest
 	17, // 31: kvferry.v1.EngineService.PublishSession:input_type -> kvferry.v1.PublishSessionRequest
-	19, // 32: kvferry.v1.EngineService.Events:input_type -> kvferry.v1.EventsRequest
-	4,  // 33: kvferry.v1.EngineService.RegisterEngine:output_type -> kvferry.v1.RegisterEngineResponse
-	6,  // 34: kvferry.v1.EngineService.ReserveBlocks:output_type -> kvferry.v1.ReserveBlocksResponse
-	9,  // 35: kvferry.v1.EngineService.CommitBlocks:output_type -> kvferry.v1.CommitBlocksResponse
-	12, // 36: kvferry.v1.EngineService.LookupBlocks:output_type -> kvferry.v1.LookupBlocksResponse
-	14, // 37: kvferry.v1.EngineService.AcquireBlocks:output_type -> kvferry.v1.AcquireBlocksResponse
-	16, // 38: kvferry.v1.EngineService.ReleaseBlocks:output_type -> kvferry.v1.ReleaseBlocksResponse
-	18, // 39: kvferry.v1.EngineService.PublishSession:output_type -> kvferry.v1.PublishSessionResponse
-	20, // 40: kvferry.v1.EngineService.Events:output_type -> kvferry.v1.EventsResponse
-	33, // [33:41] is the sub-list for method output_type
-	25, // [25:33] is the sub-list for method input_type
+	19, // 32: kvferry.v1.EngineService.UnregisterEngine:input_type -> kvferry.v1.UnregisterEngineRequest
+	21, // 33: kvferry.v1.EngineService.Events:input_type -> kvferry.v1.EventsRequest
+	4,  // 34: kvferry.v1.EngineService.RegisterEngine:output_type -> kvferry.v1.RegisterEngineResponse
+	6,  // 35: kvferry.v1.EngineService.ReserveBlocks:output_type -> kvferry.v1.ReserveBlocksResponse
+	9,  // 36: kvferry.v1.EngineService.CommitBlocks:output_type -> kvferry.v1.CommitBlocksResponse
+	12, // 37: kvferry.v1.EngineService.LookupBlocks:output_type -> kvferry.v1.LookupBlocksResponse
+	14, // 38: kvferry.v1.EngineService.AcquireBlocks:output_type -> kvferry.v1.AcquireBlocksResponse
+	16, // 39: kvferry.v1.EngineService.ReleaseBlocks:output_type -> kvferry.v1.ReleaseBlocksResponse
+	18, // 40: kvferry.v1.EngineService.PublishSession:output_type -> kvferry.v1.PublishSessionResponse
+	20, // 41: kvferry.v1.EngineService.UnregisterEngine:output_type -> kvferry.v1.UnregisterEngineResponse
+	22, // 42: kvferry.v1.EngineService.Events:output_type -> kvferry.v1.EventsResponse
+	34, // [34:43] is the sub-list for method output_type
+	25, // [25:34] is the sub-list for method input_type
 	25, // [25:25] is the sub-list for extension type_name
 	25, // [25:25] is the sub-list for extension extendee
 	0,  // [0:25] is the sub-list for field type_name
@@ -2187,7 +2288,7 @@ func file_kvferry_v1_engine_proto_init() {
 		return
 	}
 	file_kvferry_v1_common_proto_init()
-	file_kvferry_v1_engine_proto_msgTypes[18].OneofWrappers = []any{
+	file_kvferry_v1_engine_proto_msgTypes[20].OneofWrappers = []any{
 		(*EventsResponse_PublishNow)(nil),
 		(*EventsResponse_StopPublishing)(nil),
 		(*EventsResponse_Landed)(nil),
@@ -2201,7 +2302,7 @@ func file_kvferry_v1_engine_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvferry_v1_engine_proto_rawDesc), len(file_kvferry_v1_engine_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   25,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,14 +19,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	EngineService_RegisterEngine_FullMethodName = "/kvferry.v1.EngineService/RegisterEngine"
-	EngineService_ReserveBlocks_FullMethodName  = "/kvferry.v1.EngineService/ReserveBlocks"
-	EngineService_CommitBlocks_FullMethodName   = "/kvferry.v1.EngineService/CommitBlocks"
-	EngineService_LookupBlocks_FullMethodName   = "/kvferry.v1.EngineService/LookupBlocks"
-	EngineService_AcquireBlocks_FullMethodName  = "/kvferry.v1.EngineService/AcquireBlocks"
-	EngineService_ReleaseBlocks_FullMethodName  = "/kvferry.v1.EngineService/ReleaseBlocks"
-	EngineService_PublishSession_FullMethodName = "/kvferry.v1.EngineService/PublishSession"
-	EngineService_Events_FullMethodName         = "/kvferry.v1.EngineService/Events"
+	EngineService_RegisterEngine_FullMethodName   = "/kvferry.v1.EngineService/RegisterEngine"
+	EngineService_ReserveBlocks_FullMethodName    = "/kvferry.v1.EngineService/ReserveBlocks"
+	EngineService_CommitBlocks_FullMethodName     = "/kvferry.v1.EngineService/CommitBlocks"
+	EngineService_LookupBlocks_FullMethodName     = "/kvferry.v1.EngineService/LookupBlocks"
+	EngineService_AcquireBlocks_FullMethodName    = "/kvferry.v1.EngineService/AcquireBlocks"
+	EngineService_ReleaseBlocks_FullMethodName    = "/kvferry.v1.EngineService/ReleaseBlocks"
+	EngineService_PublishSession_FullMethodName   = "/kvferry.v1.EngineService/PublishSession"
+	EngineService_UnregisterEngine_FullMethodName = "/kvferry.v1.EngineService/UnregisterEngine"
+	EngineService_Events_FullMethodName           = "/kvferry.v1.EngineService/Events"
 )
 
 // EngineServiceClient is the client API for EngineService service.
@@ -60,6 +61,11 @@ type EngineServiceClient interface {
 	ReleaseBlocks(ctx context.Context, in *ReleaseBlocksRequest, opts ...grpc.CallOption) (*ReleaseBlocksResponse, error)
 	// PublishSession records a session's blocks at the end of a turn. Only the owner may publish.
 	PublishSession(ctx context.Context, in *PublishSessionRequest, opts ...grpc.CallOption) (*PublishSessionResponse, error)
+	// UnregisterEngine takes an engine away: its arena is closed, its file removed, its blocks gone, its id free. What the caller
+	// holds ends with it. Refused with ENGINE_IN_USE, and nothing has changed, while another process of the engine lives, or
+	// while somebody else has blocks leased or is filling some: a puller with an offer, a migration into it. Records of
+	// sessions stay. An engine that just ends need not call it: its blocks then stay for its next start.
+	UnregisterEngine(ctx context.Context, in *UnregisterEngineRequest, opts ...grpc.CallOption) (*UnregisterEngineResponse, error)
 	// Events is the daemon's stream to its engine.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EventsResponse], error)
 }
@@ -142,6 +148,16 @@ func (c *engineServiceClient) PublishSession(ctx context.Context, in *PublishSes
 	return out, nil
 }
 
+func (c *engineServiceClient) UnregisterEngine(ctx context.Context, in *UnregisterEngineRequest, opts ...grpc.CallOption) (*UnregisterEngineResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UnregisterEngineResponse)
+	err := c.cc.Invoke(ctx, EngineService_UnregisterEngine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *engineServiceClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EventsResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &EngineService_ServiceDesc.Streams[0], EngineService_Events_FullMethodName, cOpts...)
@@ -192,6 +208,11 @@ type EngineServiceServer interface {
 	ReleaseBlocks(context.Context, *ReleaseBlocksRequest) (*ReleaseBlocksResponse, error)
 	// PublishSession records a session's blocks at the end of a turn. Only the owner may publish.
 	PublishSession(context.Context, *PublishSessionRequest) (*PublishSessionResponse, error)
+	// UnregisterEngine takes an engine away: its arena is closed, its file removed, its blocks gone, its id free. What the caller
+	// holds ends with it. Refused with ENGINE_IN_USE, and nothing has changed, while another process of the engine lives, or
+	// while somebody else has blocks leased or is filling some: a puller with an offer, a migration into it. Records of
+	// sessions stay. An engine that just ends need not call it: its blocks then stay for its next start.
+	UnregisterEngine(context.Context, *UnregisterEngineRequest) (*UnregisterEngineResponse, error)
 	// Events is the daemon's stream to its engine.
 	Events(*EventsRequest, grpc.ServerStreamingServer[EventsResponse]) error
 	mustEmbedUnimplementedEngineServiceServer()
@@ -224,6 +245,9 @@ func (UnimplementedEngineServiceServer) ReleaseBlocks(context.Context, *ReleaseB
 }
 func (UnimplementedEngineServiceServer) PublishSession(context.Context, *PublishSessionRequest) (*PublishSessionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PublishSession not implemented")
+}
+func (UnimplementedEngineServiceServer) UnregisterEngine(context.Context, *UnregisterEngineRequest) (*UnregisterEngineResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UnregisterEngine not implemented")
 }
 func (UnimplementedEngineServiceServer) Events(*EventsRequest, grpc.ServerStreamingServer[EventsResponse]) error {
 	return status.Error(codes.Unimplemented, "method Events not implemented")
@@ -375,6 +399,24 @@ func _EngineService_PublishSession_Handler(srv interface{}, ctx context.Context,
 	return interceptor(ctx, in, info, handler)
 }
 
+func _EngineService_UnregisterEngine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UnregisterEngineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EngineServiceServer).UnregisterEngine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EngineService_UnregisterEngine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EngineServiceServer).UnregisterEngine(ctx, req.(*UnregisterEngineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _EngineService_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(EventsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -420,6 +462,10 @@ var EngineService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PublishSession",
 			Handler:    _EngineService_PublishSession_Handler,
+		},
+		{
+			MethodName: "UnregisterEngine",
+			Handler:    _EngineService_UnregisterEngine_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
