@@ -299,7 +299,17 @@ func TestRuleBranches(t *testing.T) {
 	if err != nil {
 		t.Skip("promtool is missing (apt-get install prometheus)")
 	}
-	tests := deployFile(t, "prometheus/kvferry.rules_test.yaml")
+	var file map[string]any // the one of its tests that is about branches: all of them take a second and more
+	if err := yaml.Unmarshal(deployFile(t, "prometheus/kvferry.rules_test.yaml"), &file); err != nil {
+		t.Fatal(err)
+	}
+	file["tests"] = slices.DeleteFunc(file["tests"].([]any), func(group any) bool {
+		return !strings.HasPrefix(group.(map[string]any)["name"].(string), "every cause of an alert")
+	})
+	tests, err := yaml.Marshal(file)
+	if err != nil {
+		t.Fatal(err)
+	}
 	run := func(t *testing.T, edit func(alert string, i int) bool) (removed int, output string, err error) {
 		var f map[string]any
 		if err := yaml.Unmarshal(deployFile(t, "prometheus/kvferry.rules.yaml"), &f); err != nil {
