@@ -10,14 +10,17 @@ import (
 type Decision struct {
 	// Modes holds one plan a mode, from [ModeRedirect] to [ModeBackground] in that order. The caller owns it.
 	Modes []ModePlan
-	// Winner is the eligible mode with the fewest seconds; of equals recompute before redirect before fetch, since what
+	// Winner is the eligible mode with the fewest seconds, by P95 if RankedByP95; of equals recompute before redirect before fetch, since what
 	// moves nothing is the safer choice. [ModeNone] when no mode is eligible; Reason says why.
 	Winner Mode
 	// RunnerUp is the next eligible mode, [ModeNone] when there is no other; the margins are 0 then.
 	RunnerUp Mode
-	// MarginSeconds is by how much the winner is faster than the runner-up, 0 or more.
+	// RankedByP95 says that the spread of every eligible mode is known, so that they are ranked by P50 + κ·(P95−P50) with κ = 1
+	// (redirect, which has no spread, by its seconds). Otherwise by their expected seconds: what is not known is not taken for small.
+	RankedByP95 bool
+	// MarginSeconds is by how much the winner is faster than the runner-up in what they are ranked by, 0 or more.
 	MarginSeconds float64
-	// MarginRatio is MarginSeconds over the runner-up's seconds, from 0 (equal) to 1; 0 when both take no time.
+	// MarginRatio is MarginSeconds over the same of the runner-up, from 0 (equal) to 1; 0 when both take no time.
 	MarginRatio float64
 	// DeadlineMissed says that the winner is expected to miss the deadline, as is every other eligible mode.
 	DeadlineMissed bool
@@ -38,7 +41,8 @@ func (d Decision) Plan(m Mode) (p ModePlan, ok bool) {
 	return ModePlan{}, false
 }
 
-// Decide prices every mode and chooses the eligible one with the fewest expected seconds. A mode is eligible when its
+// Decide prices every mode and chooses the eligible one with the fewest expected seconds, or with the fewest at P95 where the
+// spread of all of them is known. A mode is eligible when its
 // inputs are known, the caller allows it, and it keeps the deadline, unless every mode misses it. When no bytes are
 // missing and fetch is eligible, recompute is not: what is left is the hand-over. Errors: one [InputError] a fault,
 // joined; unknown inputs are no errors but refusals of the modes that need them.
@@ -115,9 +119,17 @@ func (d *Decision) choose(only Mode) {
 			ranked = append(ranked, p)
 		}
 	}
+	d.RankedByP95 = slices.ContainsFunc(ranked, func(p ModePlan) bool { return p.SigmaSeconds > 0 }) &&
+		!slices.ContainsFunc(ranked, func(p ModePlan) bool { return !p.spreadKnown() })
+	rank := func(p ModePlan) float64 {
+		if d.RankedByP95 {
+			return max(p.Seconds, p.P95Seconds)
+		}
+		return p.Seconds
+	}
 	preference := func(m Mode) int { return slices.Index([]Mode{ModeRecompute, ModeRedirect, ModeFetch}, m) }
 	slices.SortStableFunc(ranked, func(a, b ModePlan) int {
-		return cmp.Or(cmp.Compare(a.Seconds, b.Seconds), cmp.Compare(preference(a.Mode), preference(b.Mode)))
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(preference(a.Mode), preference(b.Mode)))
 	})
 	if len(ranked) == 0 {
 		d.Reason = "no mode is eligible"
@@ -131,14 +143,22 @@ func (d *Decision) choose(only Mode) {
 	first := ranked[0]
 	d.Winner = first.Mode
 	if len(ranked) == 1 {
-		d.Reason = fmt.Sprintf("%v takes %.4g s and is the only eligible mode", first.Mode, first.Seconds)
+		d.Reason = fmt.Sprintf("%v takes %s and is the only eligible mode", first.Mode, first.took())
 		return
 	}
 	second := ranked[1]
 	d.RunnerUp = second.Mode
-	d.MarginSeconds = second.Seconds - first.Seconds
-	if second.Seconds > 0 {
-		d.MarginRatio = d.MarginSeconds / second.Seconds
+	d.MarginSeconds = rank(second) - rank(first)
+	if rank(second) > 0 {
+		d.MarginRatio = d.MarginSeconds / rank(second)
 	}
-	d.Reason = fmt.Sprintf("%v takes %.4g s, %v %.4g s", first.Mode, first.Seconds, second.Mode, second.Seconds)
+	d.Reason = fmt.Sprintf("%v takes %s, %v %s", first.Mode, first.took(), second.Mode, second.took())
+}
+
+// took is the plan's time for people.
+func (p ModePlan) took() string {
+	if p.P95Seconds > 0 {
+		return fmt.Sprintf("%.4g s (P95 %.4g s)", p.Seconds, p.P95Seconds)
+	}
+	return fmt.Sprintf("%.4g s", p.Seconds)
 }

@@ -96,6 +96,12 @@ func (s *script) set(key, value string) (err error) {
 		s.l.Cold = true
 	case "backlog":
 		s.l.EgressBacklog = Bytes(number() * (1 << 20))
+	case "fixed":
+		s.l.FixedSeconds, s.l.FixedSource = number(), "median of 12 migrations"
+	case "fetch_spread":
+		s.l.Spread = number()
+	case "compute_spread":
+		s.c.Spread = number()
 	case "backlog_unknown":
 		s.l.BacklogKnown = false
 	case "fetch_rho":
@@ -133,6 +139,9 @@ func describe(d Decision, all bool) string {
 		fmt.Fprintf(&b, "%-10v", p.Mode)
 		if p.Priced {
 			fmt.Fprintf(&b, "%.5f s", p.Seconds)
+			if p.P95Seconds > 0 {
+				fmt.Fprintf(&b, " (sigma %.5f, P95 %.5f)", p.SigmaSeconds, p.P95Seconds)
+			}
 		} else {
 			b.WriteString("not priced")
 		}
@@ -157,6 +166,9 @@ func describe(d Decision, all bool) string {
 		}
 	}
 	fmt.Fprintf(&b, "winner %v, runner-up %v, margin %.5f s, %.4f\n", d.Winner, d.RunnerUp, d.MarginSeconds, d.MarginRatio)
+	if d.RankedByP95 {
+		b.WriteString("ranked by P95\n")
+	}
 	if d.DeadlineMissed {
 		b.WriteString("deadline missed\n")
 	}

@@ -21,8 +21,9 @@
 //
 // # Limitations
 //
-// Modes are ranked by their expected (P50) seconds: spreads are not modelled, nor are dollars, codecs, M/G/1 queues or
-// replica routing. [ModeHybrid] and [ModeBackground] exist as names only and are always refused with
+// A mode's spread is one relative figure, that of Compute or of Link; its time is taken for normally distributed. Modes are
+// ranked by P95 only where the spread of every eligible one is known. Dollars, codecs, M/G/1 queues and replica routing are
+// not modelled. [ModeHybrid] and [ModeBackground] exist as names only and are always refused with
 // [RefusalNotBuilt]. The tail tokens that follow the last whole block are prefilled in every mode, so no mode but
 // recompute is charged for them. A cold link is charged its slow start and not its handshake.
 package planner

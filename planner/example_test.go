@@ -30,6 +30,7 @@ func Example() {
 	// egress_queue 0.000 s  backlog unknown, not counted
 	// fetch_queue  0.000 s  no queue modelled
 	// rtt          0.210 s  3 x 70ms
+	// fixed        0.000 s  constant cost of a migration unknown, not counted
 	// ramp         0.000 s  warm
 	// bytes        0.896 s  2.441 GiB at 23.41 Gbps, window cap of 16 connection(s)
 	// fetch takes 1.106 s, recompute 3.181 s; link measured 3s ago

@@ -7,13 +7,13 @@ import (
 
 // Fetch prices moving every missing block over the link:
 //
-//	q_f + n_rtt·RTT + ramp + bytes·8/rate
+//	q_f + n_rtt·RTT + fixed + ramp + bytes·8/rate
 //
 // rate is the goodput (measured, else the prior) held to what the connections' windows let through,
 // k·window·8/RTT. q_f is the source's egress backlog at that rate, plus the modelled wait of Link.Queue. ramp is what slow
 // start costs a cold link over a warm one: the windows of k connections start at k·initial window and double each round
-// trip until they fill rate·RTT or the bytes run out. When nothing is missing only the round trips are left and no goodput
-// is needed. Header and acknowledgement overhead is within the goodput where that was measured; the window cap counts
+// trip until they fill rate·RTT or the bytes run out. fixed is Link.FixedSeconds. When nothing is missing only the round
+// trips and fixed are left and no goodput is needed. Header and acknowledgement overhead is within the goodput where that was measured; the window cap counts
 // whole packets and is up to 5 % generous.
 //
 // It does not return errors: a plan whose inputs are unknown or not valid is not priced and says so. Nil Terms then.
@@ -40,10 +40,11 @@ func Fetch(r Request, m Model, l Link) ModePlan {
 	}
 	n := r.roundTrips()
 	rtt := Term{Name: TermRTT, Seconds: n * l.RTT.Seconds(), Note: fmt.Sprintf("%g x %v", n, l.RTT)}
+	fixed := Term{Name: TermFixed, Seconds: l.FixedSeconds, Note: fixedNote(l)}
 	if bytes == 0 {
 		const note = "nothing to move"
-		return p.priced(Term{Name: TermEgressQueue, Note: note}, Term{Name: TermFetchQueue, Note: note}, rtt,
-			Term{Name: TermRamp, Note: note}, Term{Name: TermBytes, Note: note})
+		return p.priced(Term{Name: TermEgressQueue, Note: note}, Term{Name: TermFetchQueue, Note: note}, rtt, fixed,
+			Term{Name: TermRamp, Note: note}, Term{Name: TermBytes, Note: note}).spread(l.Spread)
 	}
 	egress := Term{
 		Name: TermEgressQueue, Seconds: rate.seconds(float64(l.EgressBacklog)),
@@ -60,7 +61,17 @@ func Fetch(r Request, m Model, l Link) ModePlan {
 	if capped {
 		moved.Note += fmt.Sprintf(", window cap of %d connection(s)", max(1, l.Stripes))
 	}
-	return p.priced(egress, unseen, rtt, rampTerm(l, rate, bytes), moved)
+	return p.priced(egress, unseen, rtt, fixed, rampTerm(l, rate, bytes), moved).spread(l.Spread)
+}
+
+func fixedNote(l Link) string {
+	switch {
+	case l.FixedSource != "":
+		return "constant cost of a migration, " + l.FixedSource
+	case l.FixedSeconds > 0:
+		return "constant cost of a migration"
+	}
+	return "constant cost of a migration unknown, not counted"
 }
 
 func unseenNote(q *MM1) string {

@@ -16,6 +16,8 @@ const (
 	maxFLOPS         = 1e24
 	maxRate          = 1e18
 	maxSeconds       = 1e9
+	minSpread        = 1e-9
+	maxSpread        = 1e3
 	maxCount         = 1e6
 )
 

@@ -31,19 +31,19 @@ func TestDecideJoinsEveryFault(t *testing.T) {
 		Redirect: Redirect{ExpectedTurns: inf}, Only: 17,
 	}
 	m := Model{BytesPerToken: -1, BlockTokens: -1, ParamsActive: nan, Layers: -1, QueryHeads: -1, AttnHeadDim: inf}
-	c := Compute{PeakFLOPS: 0.5, MFU: 1.5, SecondsPerToken: -1, FixedSeconds: nan, QueueSeconds: -1, Queue: &MM1{0, nan}}
+	c := Compute{PeakFLOPS: 0.5, MFU: 1.5, SecondsPerToken: -1, FixedSeconds: nan, QueueSeconds: -1, Spread: -0.1, Queue: &MM1{0, nan}}
 	l := Link{
 		RTT: -1, Goodput: Rate(nan), PriorGoodput: Rate(inf), Age: -time.Second, Stripes: -1, WindowPackets: math.MinInt64,
-		PacketBytes: 1 << 20, InitialWindowPackets: -1, EgressBacklog: -1, Queue: &MM1{-1, 0},
+		PacketBytes: 1 << 20, InitialWindowPackets: -1, EgressBacklog: -1, Queue: &MM1{-1, 0}, FixedSeconds: inf, Spread: nan,
 	}
 	d, err := Decide(r, m, c, l)
 	want := []string{
 		"Request.PrefixTokens", "Request.PresentTokens", "Request.MissingBytes", "Request.RoundTrips",
 		"Request.Redirect.ExpectedTurns", "Request.Only",
 		"Model.BytesPerToken", "Model.BlockTokens", "Model.ParamsActive", "Model.Layers", "Model.QueryHeads", "Model.AttnHeadDim",
-		"Compute.PeakFLOPS", "Compute.MFU", "Compute.SecondsPerToken", "Compute.FixedSeconds", "Compute.QueueSeconds",
+		"Compute.PeakFLOPS", "Compute.MFU", "Compute.SecondsPerToken", "Compute.FixedSeconds", "Compute.QueueSeconds", "Compute.Spread",
 		"Compute.Queue.ServiceRate", "Compute.Queue.Utilization",
-		"Link.RTT", "Link.Goodput", "Link.PriorGoodput", "Link.Age", "Link.Stripes", "Link.WindowPackets", "Link.PacketBytes",
+		"Link.RTT", "Link.FixedSeconds", "Link.Spread", "Link.Goodput", "Link.PriorGoodput", "Link.Age", "Link.Stripes", "Link.WindowPackets", "Link.PacketBytes",
 		"Link.InitialWindowPackets", "Link.EgressBacklog", "Link.Queue.ServiceRate",
 	}
 	if diff := cmp.Diff(want, fields(err)); diff != "" {

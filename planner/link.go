@@ -15,8 +15,16 @@ const (
 
 // Link is the directed path from the source to the destination, all its connections together.
 type Link struct {
-	// RTT is the smoothed round-trip time. Zero: unknown, and whatever needs it is not priced.
+	// RTT is the round-trip time of the path without its queues: the least that was seen lately, since what waits ahead is
+	// priced by EgressBacklog and Queue. Zero: unknown, and whatever needs it is not priced.
 	RTT time.Duration
+	// FixedSeconds is what a migration takes besides its round trips and its bytes, in seconds: records that are synced,
+	// slots that are reserved, calls between processes. Zero: none is charged.
+	FixedSeconds float64
+	// FixedSource says where FixedSeconds comes from ("median of 12 migrations"). It is quoted in the term's note.
+	FixedSource string
+	// Spread is the standard deviation of a fetch's time over its expectation, 0.1 for 10 %. Zero: not known.
+	Spread float64
 	// Goodput is the measured payload rate of the link in bits a second, as one transfer would get it. Zero: not
 	// measured, PriorGoodput is used. A caller that takes a figure for stale clears it.
 	Goodput Rate
@@ -51,7 +59,9 @@ type Link struct {
 // Validate joins one [InputError] a fault, nil when there is none. Unknown (zero) fields are valid.
 func (l Link) Validate() error {
 	var f faults
-	f.duration("Link.RTT", l.RTT, "give the smoothed round-trip time, or 0 if unknown")
+	f.duration("Link.RTT", l.RTT, "give the round-trip time, or 0 if unknown")
+	f.float("Link.FixedSeconds", l.FixedSeconds, 0, maxSeconds, "give seconds, or 0")
+	f.float("Link.Spread", l.Spread, minSpread, maxSpread, "give a standard deviation over its mean (0.1 for 10 %), or 0 if not known")
 	f.float("Link.Goodput", float64(l.Goodput), 1, maxRate, "give bits a second (5e9 for 5 Gbps), or 0 if not measured")
 	f.float("Link.PriorGoodput", float64(l.PriorGoodput), 1, maxRate, "give bits a second, or 0 for no prior")
 	f.duration("Link.Age", l.Age, "give the age of the measurement")

@@ -60,6 +60,9 @@ type Compute struct {
 	QueueKnown bool
 	// Queue models work that cannot be seen; its wait adds to QueueSeconds. Nil: none.
 	Queue *MM1
+	// Spread is the standard deviation of a recompute's time over its expectation, 0.1 for 10 %. What else runs on the
+	// replica widens it and does not move the mean. Zero: not known.
+	Spread float64
 	// PrefillUnavailable says that the replica cannot prefill at all (draining, out of memory): recompute is priced and
 	// refused.
 	PrefillUnavailable bool
@@ -75,6 +78,7 @@ func (c Compute) Validate() error {
 	f.float("Compute.SecondsPerToken", c.SecondsPerToken, 1e-12, 1e6, "give measured seconds a token, or 0 if not measured")
 	f.float("Compute.FixedSeconds", c.FixedSeconds, 0, maxSeconds, "give seconds, or 0")
 	f.float("Compute.QueueSeconds", c.QueueSeconds, 0, maxSeconds, "give the backlog in seconds, or 0")
+	f.float("Compute.Spread", c.Spread, minSpread, maxSpread, "give a standard deviation over its mean (0.1 for 10 %), or 0 if not known")
 	if c.Queue != nil {
 		if err := c.Queue.validate("Compute.Queue"); err != nil {
 			f.errs = append(f.errs, err)

@@ -38,6 +38,13 @@ func world(rng *rand.Rand) *script {
 	s.l.Cold = coin()
 	s.l.InitialWindowPackets = 1 + rng.IntN(64)
 	s.l.EgressBacklog = Bytes(between(1, 1e12))
+	s.l.FixedSeconds = rng.Float64() / 10 * float64(rng.IntN(2))
+	if coin() {
+		s.l.Spread = between(1e-3, 1)
+	}
+	if coin() {
+		s.c.Spread = between(1e-3, 1)
+	}
 	s.r.Redirect = Redirect{Allowed: coin(), ExpectedTurns: float64(rng.IntN(10)), DeltaRTT: time.Duration(rng.IntN(1e8))}
 	if coin() {
 		s.r.Deadline = time.Duration(between(1e6, 1e11))
@@ -72,8 +79,12 @@ func checkDecision(t *testing.T, d Decision) {
 		if p.Eligible != (p.Refusal == RefusalNone) || (!p.Eligible && p.Reason == "") || p.Bytes < 0 || p.Tokens < 0 {
 			t.Fatalf("%+v", p)
 		}
+		if spread := p.P95Seconds - p.Seconds; p.SigmaSeconds < 0 || p.SigmaSeconds > 0 && math.Abs(spread-1.645*p.SigmaSeconds) > 1e-3*spread || p.SigmaSeconds == 0 && p.P95Seconds != 0 {
+			t.Fatalf("P95 %v s, sigma %v s: %+v", p.P95Seconds, p.SigmaSeconds, p)
+		}
 		if p.Eligible {
-			best, second = min(best, p.Seconds), min(second, max(best, p.Seconds))
+			took := ranked(d, p)
+			best, second = min(best, took), min(second, max(best, took))
 		}
 	}
 	if d.Winner == ModeNone {
@@ -83,16 +94,24 @@ func checkDecision(t *testing.T, d Decision) {
 		return
 	}
 	winner, _ := d.Plan(d.Winner)
-	if winner.Seconds != best || !winner.Eligible {
-		t.Fatalf("%v wins with %v s, best is %v s", d.Winner, winner.Seconds, best)
+	if ranked(d, winner) != best || !winner.Eligible {
+		t.Fatalf("%v wins with %v s, best is %v s", d.Winner, ranked(d, winner), best)
 	}
 	if d.RunnerUp == ModeNone {
 		return
 	}
 	runnerUp, _ := d.Plan(d.RunnerUp)
-	if runnerUp.Seconds != second || d.MarginSeconds != second-best || d.MarginRatio < 0 || d.MarginRatio > 1 {
+	if ranked(d, runnerUp) != second || d.MarginSeconds != second-best || d.MarginRatio < 0 || d.MarginRatio > 1 {
 		t.Fatalf("runner-up %v with %v s, second is %v s; %+v", d.RunnerUp, runnerUp.Seconds, second, d)
 	}
+}
+
+// ranked is what p was ranked by.
+func ranked(d Decision, p ModePlan) float64 {
+	if d.RankedByP95 {
+		return max(p.Seconds, p.P95Seconds)
+	}
+	return p.Seconds
 }
 
 // Each change may only raise (up) or only lower (down) the price of a mode; the rest stay exactly as they were.
@@ -122,6 +141,7 @@ func TestPricesAreMonotonic(t *testing.T) {
 				s.l.Queue = &MM1{s.l.Queue.ServiceRate, min(0.999, s.l.Queue.Utilization*grow())}
 			}
 		}, ModeFetch, true},
+		{"costlier migrations", func(s *script) { s.l.FixedSeconds += rng.Float64() }, ModeFetch, true},
 		{"larger pages", func(s *script) { s.m.BytesPerToken += Bytes(rng.IntN(1e5)) }, ModeFetch, true},
 		{"more present, fetch", func(s *script) {
 			s.r.PresentTokens += rng.Int64N(s.r.PrefixTokens - s.r.PresentTokens + 1)
@@ -214,11 +234,11 @@ func FuzzDecide(f *testing.F) {
 			BytesPerToken: Bytes(small()), BlockTokens: small(), ParamsActive: next(), Layers: small(), QueryHeads: small(),
 			AttnHeadDim: next(), AttentionOff: small()&1 == 1,
 		}
-		c := Compute{PeakFLOPS: next(), MFU: next(), SecondsPerToken: next(), FixedSeconds: next(), QueueSeconds: next()}
+		c := Compute{PeakFLOPS: next(), MFU: next(), SecondsPerToken: next(), FixedSeconds: next(), QueueSeconds: next(), Spread: next()}
 		l := Link{
 			RTT: time.Duration(integer()), Goodput: Rate(next()), PriorGoodput: Rate(next()), Stripes: small(),
 			WindowPackets: small(), PacketBytes: small(), Cold: small()&1 == 1, InitialWindowPackets: small(),
-			EgressBacklog: Bytes(integer()), Queue: &MM1{next(), next()},
+			EgressBacklog: Bytes(integer()), Queue: &MM1{next(), next()}, FixedSeconds: next(), Spread: next(),
 		}
 		if l.Queue.ServiceRate == 0 {
 			l.Queue = nil

@@ -24,7 +24,7 @@ func Recompute(r Request, m Model, c Compute) ModePlan {
 		return p.refused(RefusalUnstable, "Compute.Queue has no steady state: utilization %g is not below 1", c.Queue.Utilization)
 	}
 	fixed := Term{Name: TermFixed, Seconds: c.FixedSeconds, Note: "constant cost of a prefill"}
-	p = p.priced(queue, fixed, linear, attention)
+	p = p.priced(queue, fixed, linear, attention).spread(c.Spread)
 	if c.PrefillUnavailable {
 		return p.refused(RefusalUnavailable, "the destination cannot prefill")
 	}
