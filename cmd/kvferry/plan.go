@@ -31,6 +31,9 @@ type planFlags struct {
 	roundTrips                float64
 	peakFLOPS, mfu, perToken  float64
 	fixed, queue, extraRTT    time.Duration
+
+	fetchFixed                 time.Duration
+	fetchSpread, computeSpread float64
 }
 
 func (a *app) newPlan() *cobra.Command {
@@ -76,6 +79,9 @@ Without --session it needs no daemon: give a model, a prefix and a link. With --
 	fl.Var(newNumber(&f.mfu, 0, 1e-6, 1), "mfu", fmt.Sprintf("share of the peak that prefill reaches (default %v)", planner.DefaultMFU))
 	fl.Var(newNumber(&f.perToken, 0, 1e-12, 1e6), "seconds-per-token", "measured prefill seconds a token; replaces the FLOP model")
 	fl.Var(newDuration(&f.fixed, 0, 0), "fixed", "constant cost of a prefill")
+	fl.Var(newDuration(&f.fetchFixed, 0, 0), "fetch-fixed", "what a migration takes besides its round trips and bytes")
+	fl.Var(newNumber(&f.fetchSpread, 0, 1e-9, 1e3), "fetch-spread", "standard deviation of a fetch's time over its expectation, 0.1 for 10 % (default not known)")
+	fl.Var(newNumber(&f.computeSpread, 0, 1e-9, 1e3), "compute-spread", "standard deviation of a recompute's time over its expectation (default not known)")
 	fl.Var(newDuration(&f.queue, 0, 0), "compute-queue", "prefill work queued at the destination")
 	fl.Var(newDuration(&f.extraRTT, 0, 0), "redirect-rtt", "extra round-trip time of a turn that stays at the source (default --rtt)")
 	f.migrate.addSession(cmd)
@@ -183,14 +189,14 @@ func (a *app) planLocal(f planFlags) error {
 	}
 	c := planner.Compute{
 		PeakFLOPS: f.peakFLOPS, MFU: f.mfu, SecondsPerToken: f.perToken, FixedSeconds: f.fixed.Seconds(), QueueSeconds: f.queue.Seconds(),
-		QueueKnown: f.queue > 0, Source: "given",
+		QueueKnown: f.queue > 0, Spread: f.computeSpread, Source: "given",
 	}
 	if c.PeakFLOPS == 0 && c.SecondsPerToken == 0 {
 		c.PeakFLOPS, c.Source = 989e12, "assumed: one H100 in dense BF16"
 	}
 	l := planner.Link{
 		RTT: f.rtt, PriorGoodput: planner.Rate(f.goodput), Stripes: int(f.stripes), Cold: f.cold, EgressBacklog: planner.Bytes(f.backlog),
-		BacklogKnown: f.backlog > 0, Source: "given",
+		BacklogKnown: f.backlog > 0, Source: "given", FixedSeconds: f.fetchFixed.Seconds(), Spread: f.fetchSpread,
 		// --goodput is what a transfer gets, windows included.
 		WindowPackets: -1,
 	}
@@ -270,7 +276,7 @@ func (a *app) planSession(cmd *cobra.Command, f planFlags) error {
 // planFlagNames are all flags of plan but the global ones.
 var planFlagNames = append([]string{
 	"model", "preset", "prefix", "rtt", "goodput", "present", "stripes", "backlog", "cold", "round-trips", "peak-flops", "mfu",
-	"seconds-per-token", "fixed", "compute-queue", "redirect-rtt", "session",
+	"seconds-per-token", "fixed", "compute-queue", "fetch-fixed", "fetch-spread", "compute-spread", "redirect-rtt", "session",
 }, sessionFlags...)
 
 // onlyFlags refuses flags that mean nothing beside the one called why. Global flags are always fine.
@@ -296,6 +302,7 @@ var missingFlags = strings.NewReplacer(
 var inputFlags = map[string]string{
 	"BaseInput.Goodput": "--goodput", "BaseInput.RTT": "--rtt", "BaseInput.PrefixTokens": "--prefix", "BaseInput.PeakFLOPS": "--peak-flops",
 	"BaseInput.MFU": "--mfu", "Link.RTT": "--rtt", "Link.PriorGoodput": "--goodput", "Link.Stripes": "--stripes", "Link.EgressBacklog": "--backlog",
+	"Link.FixedSeconds": "--fetch-fixed", "Link.Spread": "--fetch-spread", "Compute.Spread": "--compute-spread",
 	"Request.PrefixTokens": "--prefix", "Request.PresentTokens": "--present", "Request.RoundTrips": "--round-trips",
 	"Request.Redirect.ExpectedTurns": "--expected-turns", "Compute.PeakFLOPS": "--peak-flops", "Compute.MFU": "--mfu",
 	"Compute.SecondsPerToken": "--seconds-per-token", "Compute.FixedSeconds": "--fixed", "Compute.QueueSeconds": "--compute-queue", "mode": "--mode",

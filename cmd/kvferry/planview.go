@@ -18,13 +18,17 @@ type planView struct {
 	LinkSource      string                  `json:"link_source"`
 	ComputeSource   string                  `json:"compute_source"`
 	CrossoverTokens *float64                `json:"crossover_tokens"`
+	RankedByP95     bool                    `json:"ranked_by_p95"`
 	Modes           map[string]modePlanView `json:"modes"`
 }
 
 // modePlanView is one mode, priced.
 type modePlanView struct {
 	// Seconds is null when an input is missing and the mode has no price.
-	Seconds       *float64       `json:"seconds"`
+	Seconds *float64 `json:"seconds"`
+	// SigmaSeconds and P95Seconds are null when the spread is not known.
+	SigmaSeconds  *float64       `json:"sigma_seconds"`
+	P95Seconds    *float64       `json:"p95_seconds"`
 	Terms         []planTermView `json:"terms"`
 	Eligible      bool           `json:"eligible"`
 	Reason        string         `json:"reason"`
@@ -50,7 +54,7 @@ func viewPlan(p *pb.Plan) *planView {
 	v := &planView{
 		Winner: modeName(p.GetWinner()), RunnerUp: modeName(p.GetRunnerUp()), MarginSeconds: p.GetMarginSeconds(), MarginRatio: p.GetMarginRatio(),
 		Reason: p.GetReason(), LinkSource: p.GetLinkSource(), ComputeSource: p.GetComputeSource(), CrossoverTokens: p.CrossoverTokens,
-		Modes: map[string]modePlanView{},
+		RankedByP95: p.GetRankedByP95(), Modes: map[string]modePlanView{},
 	}
 	for _, m := range p.GetModes() {
 		mv := modePlanView{Eligible: m.GetEligible(), Reason: m.GetReason(), Bytes: m.GetBytes(), PrefillTokens: m.GetPrefillTokens(), Terms: []planTermView{}}
@@ -59,7 +63,7 @@ func viewPlan(p *pb.Plan) *planView {
 		}
 		if len(mv.Terms) > 0 {
 			s := m.GetSeconds()
-			mv.Seconds = &s
+			mv.Seconds, mv.SigmaSeconds, mv.P95Seconds = &s, m.SigmaSeconds, m.P95Seconds
 		}
 		v.Modes[modeName(m.GetMode())] = mv
 	}
@@ -76,7 +80,8 @@ func viewDecision(d planner.Decision, computeSource string, crossover *float64) 
 	}
 	v := &planView{
 		Winner: name(d.Winner), RunnerUp: name(d.RunnerUp), MarginSeconds: d.MarginSeconds, MarginRatio: d.MarginRatio,
-		Reason: d.Reason, LinkSource: d.LinkSource, ComputeSource: computeSource, CrossoverTokens: crossover, Modes: map[string]modePlanView{},
+		Reason: d.Reason, LinkSource: d.LinkSource, ComputeSource: computeSource, CrossoverTokens: crossover,
+		RankedByP95: d.RankedByP95, Modes: map[string]modePlanView{},
 	}
 	for _, m := range planModes {
 		p, ok := d.Plan(m)
@@ -89,6 +94,9 @@ func viewDecision(d planner.Decision, computeSource string, crossover *float64) 
 		}
 		if p.Priced {
 			mv.Seconds = &p.Seconds
+			if p.SigmaSeconds > 0 {
+				mv.SigmaSeconds, mv.P95Seconds = &p.SigmaSeconds, &p.P95Seconds
+			}
 		}
 		v.Modes[m.String()] = mv
 	}
@@ -113,6 +121,9 @@ func (v *planView) table(w io.Writer) {
 		if p.Seconds != nil {
 			price = secondsText(*p.Seconds)
 		}
+		if p.P95Seconds != nil {
+			price += " (P95 " + secondsText(*p.P95Seconds) + ")"
+		}
 		row(w, m, price, bytesText(p.Bytes), fmt.Sprintf("%d tokens", p.PrefillTokens), note)
 		for _, t := range p.Terms {
 			row(w, "  "+t.Name, secondsText(t.Seconds), "", "", t.Note)
@@ -120,7 +131,11 @@ func (v *planView) table(w io.Writer) {
 	}
 	row(w)
 	if v.RunnerUp != "" {
-		row(w, "margin:", fmt.Sprintf("%s before %s", secondsText(v.MarginSeconds), v.RunnerUp))
+		at := ""
+		if v.RankedByP95 {
+			at = ", by P95"
+		}
+		row(w, "margin:", fmt.Sprintf("%s before %s%s", secondsText(v.MarginSeconds), v.RunnerUp, at))
 	}
 	row(w, "why:", v.Reason)
 	row(w, "link:", dash(v.LinkSource))

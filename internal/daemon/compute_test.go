@@ -189,6 +189,7 @@ func TestComputeInputs(t *testing.T) {
 			got, veto := d.computeInputs(e, m)
 			source := got.Source
 			got.Source = ""
+			tc.want.Spread = spreadOf(tc.want, source, tc.snap)
 			if math.Abs(got.QueueSeconds-tc.want.QueueSeconds) < 1e-12*tc.want.QueueSeconds {
 				got.QueueSeconds = tc.want.QueueSeconds
 			}
@@ -212,6 +213,49 @@ func TestComputeInputs(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// spreadOf is the spread of a speed by its source, 1.97 times that on a device that is busy 97 % of the time.
+func spreadOf(c planner.Compute, source string, snap nvml.Snapshot) float64 {
+	base := 0.0
+	switch {
+	case strings.Contains(source, "metrics over"):
+		base = 0.10
+	case c.SecondsPerToken > 0:
+		base = 0.15
+	case c.PeakFLOPS > 0:
+		base = 0.20
+	}
+	if strings.Contains(source, "busy 97 %") && snap.State == nvml.StateAvailable {
+		base *= 1 + 0.97
+	}
+	return base
+}
+
+// A busier GPU widens the spread up to twice, and moves nothing else; the busiest of several counts.
+func TestUtilizationWidensSpread(t *testing.T) {
+	cfg := Config{Engines: []EngineConfig{{ID: "e", GPUs: []string{"0", "1"}}}}.WithDefaults()
+	e := &engine{id: "e"}
+	e.mu.speed = &pb.PrefillSpeed{SecondsPerToken: 1e-4}
+	last := planner.Compute{}
+	for i, busy := range []float64{0, 0.25, 0.5, 1} {
+		at := func(u float64) func(*nvml.GPU) {
+			return func(g *nvml.GPU) { g.Utilization.GPU = nvml.Available(u) }
+		}
+		d := &Daemon{cfg: cfg, load: &load{
+			gpus: &fakeGPUs{snap: snapshot(gpu(0, at(busy)), gpu(1, at(busy/2)))}, maxAge: time.Minute, engines: []engineSource{{cfg: cfg.Engines[0]}},
+		}}
+		c, _ := d.computeInputs(e, planner.Model{})
+		if want := registeredSpread * (1 + busy); math.Abs(c.Spread-want) > 1e-12 {
+			t.Errorf("busy %v: spread %v, want %v", busy, c.Spread, want)
+		}
+		p := planner.Recompute(planner.Request{PrefixTokens: 1000}, planner.Model{}, c)
+		q := planner.Recompute(planner.Request{PrefixTokens: 1000}, planner.Model{}, last)
+		if i > 0 && (p.Seconds != q.Seconds || p.P95Seconds <= q.P95Seconds) {
+			t.Errorf("busy %v: %v s, P95 %v s; less busy %v s and %v s", busy, p.Seconds, p.P95Seconds, q.Seconds, q.P95Seconds)
+		}
+		last = c
 	}
 }
 

@@ -216,7 +216,7 @@ func duration(field string, d *durationpb.Duration) (time.Duration, error) {
 func planToProto(d planner.Decision, computeSource string, crossover float64, crosses bool) *pb.Plan {
 	out := &pb.Plan{
 		Winner: modeToProto(d.Winner), RunnerUp: modeToProto(d.RunnerUp), MarginSeconds: d.MarginSeconds, MarginRatio: d.MarginRatio,
-		Reason: d.Reason, LinkSource: d.LinkSource, ComputeSource: computeSource,
+		Reason: d.Reason, LinkSource: d.LinkSource, ComputeSource: computeSource, RankedByP95: d.RankedByP95,
 	}
 	if crosses {
 		out.CrossoverTokens = &crossover
@@ -228,6 +228,9 @@ func planToProto(d planner.Decision, computeSource string, crossover float64, cr
 		}
 		mp := &pb.ModePlan{
 			Mode: modeToProto(m), Seconds: p.Seconds, Eligible: p.Eligible, Reason: p.Reason, Bytes: int64(p.Bytes), PrefillTokens: p.Tokens,
+		}
+		if p.SigmaSeconds > 0 {
+			mp.SigmaSeconds, mp.P95Seconds = &p.SigmaSeconds, &p.P95Seconds
 		}
 		for _, t := range p.Terms {
 			mp.Terms = append(mp.Terms, &pb.PlanTerm{Name: t.Name, Seconds: t.Seconds, Note: t.Note})

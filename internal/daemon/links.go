@@ -20,14 +20,16 @@ type links struct {
 	counters *linkCollector
 	mu       struct {
 		sync.Mutex
-		lastErr map[transfer.PeerID]error  // of the last dial, nil when it succeeded
-		failed  map[transfer.PeerID]uint64 // dials
+		lastErr map[transfer.PeerID]error    // of the last dial, nil when it succeeded
+		failed  map[transfer.PeerID]uint64   // dials
+		fetches map[transfer.PeerID]*fetches // of configured peers
 	}
 }
 
 func newLinks(cfg Config, agent *transfer.Agent) *links {
 	l := &links{cfg: cfg, agent: agent, peers: map[transfer.PeerID]PeerConfig{}}
 	l.mu.lastErr, l.mu.failed = map[transfer.PeerID]error{}, map[transfer.PeerID]uint64{}
+	l.mu.fetches = map[transfer.PeerID]*fetches{}
 	for _, p := range cfg.Peers {
 		l.peers[transfer.PeerID(p.Node)] = p
 	}

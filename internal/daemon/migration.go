@@ -72,7 +72,8 @@ type drive struct {
 	offer     offered
 	mode      planner.Mode
 	predicted float64
-	lost      int // blocks at the end of the session that the source does not have
+	alone     bool // on a measured link, when it was planned
+	lost      int  // blocks at the end of the session that the source does not have
 	grown     int
 	hops      int
 	failure   *Failure
@@ -270,6 +271,7 @@ func (m *migration) finish(ctx context.Context) {
 	}
 	m.d.endOffer(ctx, m.drive.link, m.drive.offer.id)
 	report.Total = durationpb.New(time.Since(m.started()))
+	m.learn(st, report.GetTotal().AsDuration())
 	m.d.migrations.ended(m) // before the report: who has it may migrate the session again at once
 	m.d.metrics.migration.count(report, m.blockBytes())
 	m.forget()

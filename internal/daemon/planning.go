@@ -47,21 +47,25 @@ func (d *Daemon) planInputs(e *engine, link *transfer.Link, s kvstore.Session, p
 func computeOf(sp *pb.PrefillSpeed) planner.Compute {
 	switch {
 	case sp.GetSecondsPerToken() > 0:
-		return planner.Compute{SecondsPerToken: sp.GetSecondsPerToken(), Source: "measured by the engine"}
+		return planner.Compute{SecondsPerToken: sp.GetSecondsPerToken(), Spread: registeredSpread, Source: "measured by the engine"}
 	case sp.GetPeakFlops() > 0:
-		return planner.Compute{PeakFLOPS: sp.GetPeakFlops(), MFU: sp.GetMfu(), Source: "the engine's peak FLOPS and MFU"}
+		return planner.Compute{PeakFLOPS: sp.GetPeakFlops(), MFU: sp.GetMfu(), Spread: flopsSpread, Source: "the engine's peak FLOPS and MFU"}
 	}
 	return planner.Compute{Source: "unknown: the engine gave no prefill speed"}
 }
 
-// linkInputs is what the planner knows of a link: measured where a transfer has been timed lately, else the prior.
+// linkInputs is what the planner knows of a link: measured where a transfer has been timed lately, else the prior. The round
+// trip is the least that was seen: a smoothed one holds the queue that past transfers made. What a migration takes besides is
+// what those before it took.
 func (d *Daemon) linkInputs(link *transfer.Link, backlog int64) planner.Link {
 	st := link.Stats()
 	out := planner.Link{
-		RTT: st.RTTSmoothed, Stripes: st.Stripes, EgressBacklog: planner.Bytes(backlog), BacklogKnown: true,
+		RTT: orDefault(st.RTTMin, st.RTTSmoothed), Stripes: st.Stripes, EgressBacklog: planner.Bytes(backlog), BacklogKnown: true,
 	}
 	if st.GoodputKnown && st.GoodputAge <= goodputMaxAge {
 		out.Goodput, out.Age, out.Source = planner.Rate(8*st.Goodput), st.GoodputAge, "past transfers on this link"
+		past := d.links.past(link.Peer().ID, out)
+		out.FixedSeconds, out.FixedSource, out.Spread = past.fixed, past.source, past.spread
 		return out
 	}
 	out.Cold = true
@@ -89,9 +93,11 @@ func Evaluate(req *pb.EvaluateRequest) (*pb.EvaluateResponse, error) {
 	compute := planner.Compute{
 		PeakFLOPS: c.GetPeakFlops(), MFU: c.GetMfu(), SecondsPerToken: c.GetSecondsPerToken(), FixedSeconds: c.GetFixedSeconds(),
 		QueueSeconds: c.GetQueueSeconds(), QueueKnown: true, PrefillUnavailable: c.GetUnavailable(), Source: "given",
+		Spread: c.GetSpread(),
 	}
 	link := planner.Link{
 		RTT: l.GetRtt().AsDuration(), Stripes: int(l.GetStripes()), Cold: l.GetCold(), EgressBacklog: planner.Bytes(l.GetEgressBacklogBytes()), BacklogKnown: true,
+		FixedSeconds: l.GetFixedSeconds(), Spread: l.GetSpread(),
 	}
 	if l.GetMeasured() {
 		link.Goodput = planner.Rate(l.GetGoodputBps())

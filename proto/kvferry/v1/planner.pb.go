@@ -209,7 +209,9 @@ type PlannerCompute struct {
 	// Seconds of work queued before this one.
 	QueueSeconds float64 `protobuf:"fixed64,5,opt,name=queue_seconds,json=queueSeconds,proto3" json:"queue_seconds,omitempty"`
 	// True: the destination cannot prefill.
-	Unavailable   bool `protobuf:"varint,6,opt,name=unavailable,proto3" json:"unavailable,omitempty"`
+	Unavailable bool `protobuf:"varint,6,opt,name=unavailable,proto3" json:"unavailable,omitempty"`
+	// Standard deviation of a recompute's time over its expectation, 0.1 for 10 %; 0 means not known.
+	Spread        float64 `protobuf:"fixed64,7,opt,name=spread,proto3" json:"spread,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -286,6 +288,13 @@ func (x *PlannerCompute) GetUnavailable() bool {
 	return false
 }
 
+func (x *PlannerCompute) GetSpread() float64 {
+	if x != nil {
+		return x.Spread
+	}
+	return 0
+}
+
 // PlannerLink is the path from source to destination.
 type PlannerLink struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -302,7 +311,11 @@ type PlannerLink struct {
 	// Bytes queued at the source before this transfer.
 	EgressBacklogBytes int64 `protobuf:"varint,6,opt,name=egress_backlog_bytes,json=egressBacklogBytes,proto3" json:"egress_backlog_bytes,omitempty"`
 	// Round trips a migration; 0 means 1.
-	RoundTrips    float64 `protobuf:"fixed64,7,opt,name=round_trips,json=roundTrips,proto3" json:"round_trips,omitempty"`
+	RoundTrips float64 `protobuf:"fixed64,7,opt,name=round_trips,json=roundTrips,proto3" json:"round_trips,omitempty"`
+	// What a migration takes besides its round trips and bytes, seconds; 0 means none.
+	FixedSeconds float64 `protobuf:"fixed64,8,opt,name=fixed_seconds,json=fixedSeconds,proto3" json:"fixed_seconds,omitempty"`
+	// Standard deviation of a fetch's time over its expectation, 0.1 for 10 %; 0 means not known.
+	Spread        float64 `protobuf:"fixed64,9,opt,name=spread,proto3" json:"spread,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -382,6 +395,20 @@ func (x *PlannerLink) GetEgressBacklogBytes() int64 {
 func (x *PlannerLink) GetRoundTrips() float64 {
 	if x != nil {
 		return x.RoundTrips
+	}
+	return 0
+}
+
+func (x *PlannerLink) GetFixedSeconds() float64 {
+	if x != nil {
+		return x.FixedSeconds
+	}
+	return 0
+}
+
+func (x *PlannerLink) GetSpread() float64 {
+	if x != nil {
+		return x.Spread
 	}
 	return 0
 }
@@ -532,9 +559,9 @@ type Plan struct {
 	Winner Mode `protobuf:"varint,2,opt,name=winner,proto3,enum=kvferry.v1.Mode" json:"winner,omitempty"`
 	// The next best eligible mode; unspecified when there is none.
 	RunnerUp Mode `protobuf:"varint,3,opt,name=runner_up,json=runnerUp,proto3,enum=kvferry.v1.Mode" json:"runner_up,omitempty"`
-	// By how many seconds the winner is faster than the runner-up; 0 when there is no runner-up.
+	// By how many seconds the winner is faster than the runner-up, in what they are ranked by; 0 when there is no runner-up.
 	MarginSeconds float64 `protobuf:"fixed64,4,opt,name=margin_seconds,json=marginSeconds,proto3" json:"margin_seconds,omitempty"`
-	// margin_seconds over the runner-up's seconds, 0 (equal) to 1; 0 when there is no runner-up.
+	// margin_seconds over the same of the runner-up, 0 (equal) to 1; 0 when there is no runner-up.
 	MarginRatio float64 `protobuf:"fixed64,5,opt,name=margin_ratio,json=marginRatio,proto3" json:"margin_ratio,omitempty"`
 	// Why this one.
 	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -544,8 +571,10 @@ type Plan struct {
 	ComputeSource string `protobuf:"bytes,8,opt,name=compute_source,json=computeSource,proto3" json:"compute_source,omitempty"`
 	// Prefix length at which fetch and recompute cost the same; unset when fetch never wins.
 	CrossoverTokens *float64 `protobuf:"fixed64,9,opt,name=crossover_tokens,json=crossoverTokens,proto3,oneof" json:"crossover_tokens,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Modes are ranked by p95_seconds, since the spread of every eligible one is known; otherwise by seconds.
+	RankedByP95   bool `protobuf:"varint,10,opt,name=ranked_by_p95,json=rankedByP95,proto3" json:"ranked_by_p95,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Plan) Reset() {
@@ -641,6 +670,13 @@ func (x *Plan) GetCrossoverTokens() float64 {
 	return 0
 }
 
+func (x *Plan) GetRankedByP95() bool {
+	if x != nil {
+		return x.RankedByP95
+	}
+	return false
+}
+
 // ModePlan is one mode, priced.
 type ModePlan struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -658,6 +694,10 @@ type ModePlan struct {
 	Bytes int64 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// Tokens it prefills.
 	PrefillTokens int64 `protobuf:"varint,7,opt,name=prefill_tokens,json=prefillTokens,proto3" json:"prefill_tokens,omitempty"`
+	// Standard deviation of seconds; unset when it is not known.
+	SigmaSeconds *float64 `protobuf:"fixed64,8,opt,name=sigma_seconds,json=sigmaSeconds,proto3,oneof" json:"sigma_seconds,omitempty"`
+	// What it stays below in 19 of 20 cases, seconds + 1.645 sigma_seconds; unset when that is not known.
+	P95Seconds    *float64 `protobuf:"fixed64,9,opt,name=p95_seconds,json=p95Seconds,proto3,oneof" json:"p95_seconds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -737,6 +777,20 @@ func (x *ModePlan) GetBytes() int64 {
 func (x *ModePlan) GetPrefillTokens() int64 {
 	if x != nil {
 		return x.PrefillTokens
+	}
+	return 0
+}
+
+func (x *ModePlan) GetSigmaSeconds() float64 {
+	if x != nil && x.SigmaSeconds != nil {
+		return *x.SigmaSeconds
+	}
+	return 0
+}
+
+func (x *ModePlan) GetP95Seconds() float64 {
+	if x != nil && x.P95Seconds != nil {
+		return *x.P95Seconds
 	}
 	return 0
 }
@@ -824,7 +878,7 @@ const file_kvferry_v1_planner_proto_rawDesc = "" +
 	"\x06layers\x18\x05 \x01(\rR\x06layers\x12\x1f\n" +
 	"\vquery_heads\x18\x06 \x01(\rR\n" +
 	"queryHeads\x12,\n" +
-	"\x12attention_head_dim\x18\a \x01(\x01R\x10attentionHeadDim\"\xd9\x01\n" +
+	"\x12attention_head_dim\x18\a \x01(\x01R\x10attentionHeadDim\"\xf1\x01\n" +
 	"\x0ePlannerCompute\x12\x1d\n" +
 	"\n" +
 	"peak_flops\x18\x01 \x01(\x01R\tpeakFlops\x12\x10\n" +
@@ -832,7 +886,8 @@ const file_kvferry_v1_planner_proto_rawDesc = "" +
 	"\x11seconds_per_token\x18\x03 \x01(\x01R\x0fsecondsPerToken\x12#\n" +
 	"\rfixed_seconds\x18\x04 \x01(\x01R\ffixedSeconds\x12#\n" +
 	"\rqueue_seconds\x18\x05 \x01(\x01R\fqueueSeconds\x12 \n" +
-	"\vunavailable\x18\x06 \x01(\bR\vunavailable\"\xf8\x01\n" +
+	"\vunavailable\x18\x06 \x01(\bR\vunavailable\x12\x16\n" +
+	"\x06spread\x18\a \x01(\x01R\x06spread\"\xb5\x02\n" +
 	"\vPlannerLink\x12+\n" +
 	"\x03rtt\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03rtt\x12\x1f\n" +
 	"\vgoodput_bps\x18\x02 \x01(\x01R\n" +
@@ -842,7 +897,9 @@ const file_kvferry_v1_planner_proto_rawDesc = "" +
 	"\x04cold\x18\x05 \x01(\bR\x04cold\x120\n" +
 	"\x14egress_backlog_bytes\x18\x06 \x01(\x03R\x12egressBacklogBytes\x12\x1f\n" +
 	"\vround_trips\x18\a \x01(\x01R\n" +
-	"roundTrips\"\xad\x02\n" +
+	"roundTrips\x12#\n" +
+	"\rfixed_seconds\x18\b \x01(\x01R\ffixedSeconds\x12\x16\n" +
+	"\x06spread\x18\t \x01(\x01R\x06spread\"\xad\x02\n" +
 	"\rPlannerDemand\x12#\n" +
 	"\rprefix_tokens\x18\x01 \x01(\x03R\fprefixTokens\x12%\n" +
 	"\x0epresent_tokens\x18\x02 \x01(\x03R\rpresentTokens\x12)\n" +
@@ -851,7 +908,7 @@ const file_kvferry_v1_planner_proto_rawDesc = "" +
 	"\x12redirect_extra_rtt\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x10redirectExtraRtt\x125\n" +
 	"\bdeadline\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\bdeadline\"8\n" +
 	"\x10EvaluateResponse\x12$\n" +
-	"\x04plan\x18\x01 \x01(\v2\x10.kvferry.v1.PlanR\x04plan\"\xfa\x02\n" +
+	"\x04plan\x18\x01 \x01(\v2\x10.kvferry.v1.PlanR\x04plan\"\x9e\x03\n" +
 	"\x04Plan\x12*\n" +
 	"\x05modes\x18\x01 \x03(\v2\x14.kvferry.v1.ModePlanR\x05modes\x12(\n" +
 	"\x06winner\x18\x02 \x01(\x0e2\x10.kvferry.v1.ModeR\x06winner\x12-\n" +
@@ -862,8 +919,10 @@ const file_kvferry_v1_planner_proto_rawDesc = "" +
 	"\vlink_source\x18\a \x01(\tR\n" +
 	"linkSource\x12%\n" +
 	"\x0ecompute_source\x18\b \x01(\tR\rcomputeSource\x12.\n" +
-	"\x10crossover_tokens\x18\t \x01(\x01H\x00R\x0fcrossoverTokens\x88\x01\x01B\x13\n" +
-	"\x11_crossover_tokens\"\xe7\x01\n" +
+	"\x10crossover_tokens\x18\t \x01(\x01H\x00R\x0fcrossoverTokens\x88\x01\x01\x12\"\n" +
+	"\rranked_by_p95\x18\n" +
+	" \x01(\bR\vrankedByP95B\x13\n" +
+	"\x11_crossover_tokens\"\xd9\x02\n" +
 	"\bModePlan\x12$\n" +
 	"\x04mode\x18\x01 \x01(\x0e2\x10.kvferry.v1.ModeR\x04mode\x12\x18\n" +
 	"\aseconds\x18\x02 \x01(\x01R\aseconds\x12*\n" +
@@ -871,7 +930,12 @@ const file_kvferry_v1_planner_proto_rawDesc = "" +
 	"\beligible\x18\x04 \x01(\bR\beligible\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05bytes\x18\x06 \x01(\x03R\x05bytes\x12%\n" +
-	"\x0eprefill_tokens\x18\a \x01(\x03R\rprefillTokens\"L\n" +
+	"\x0eprefill_tokens\x18\a \x01(\x03R\rprefillTokens\x12(\n" +
+	"\rsigma_seconds\x18\b \x01(\x01H\x00R\fsigmaSeconds\x88\x01\x01\x12$\n" +
+	"\vp95_seconds\x18\t \x01(\x01H\x01R\n" +
+	"p95Seconds\x88\x01\x01B\x10\n" +
+	"\x0e_sigma_secondsB\x0e\n" +
+	"\f_p95_seconds\"L\n" +
 	"\bPlanTerm\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aseconds\x18\x02 \x01(\x01R\aseconds\x12\x12\n" +
@@ -938,6 +1002,7 @@ func file_kvferry_v1_planner_proto_init() {
 	}
 	file_kvferry_v1_common_proto_init()
 	file_kvferry_v1_planner_proto_msgTypes[6].OneofWrappers = []any{}
+	file_kvferry_v1_planner_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

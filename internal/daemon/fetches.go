@@ -1,0 +1,126 @@
+package daemon
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/kvferry/kvferry/planner"
+	"github.com/kvferry/kvferry/transfer"
+)
+
+const (
+	// keptFetches is how many of the last fetches from a peer are remembered; fetchMaxAge for how long.
+	keptFetches = 15
+	fetchMaxAge = time.Hour
+	// From leastFixed fetches on their constant cost is charged, from leastSpread on their spread is known.
+	leastFixed, leastSpread = 3, 5
+	// The spread of fetches is taken for at least leastFetchSpread: a few that took equally long do not prove that all will.
+	leastFetchSpread, mostFetchSpread = 0.01, 1.0
+	// mostFixed is the largest constant cost, in seconds, beside the price itself.
+	mostFixed = 1.0
+)
+
+// fetches is what the last migrations from one peer took.
+type fetches struct {
+	ring [keptFetches]struct {
+		bytes   int64
+		seconds float64 // from the request to the report
+		at      time.Time
+	}
+	count int // ever
+}
+
+func (f *fetches) add(bytes int64, seconds float64, now time.Time) {
+	e := &f.ring[f.count%keptFetches]
+	e.bytes, e.seconds, e.at = bytes, seconds, now
+	f.count++
+}
+
+// pastFetches is what past migrations tell of the next one. Zero: nothing.
+type pastFetches struct {
+	fixed  float64 // seconds
+	source string
+	spread float64 // standard deviation over the expectation
+}
+
+// sum tells what is known by now. price is what a fetch of so many bytes would be priced at without a constant cost by what the link
+// shows now: past ones are held against that and not against what was predicted of them, since the link's figures have changed since.
+//
+// The constant cost is the median of what migrations took beyond their price, at least 0 and at most mostFixed and the median price:
+// a bad hour must not end all fetching, after which nothing better could be learned. The spread is 1.4826 times the median distance from the price
+// with that cost, as the standard deviation of a normal distribution is.
+func (f *fetches) sum(now time.Time, price func(bytes int64) float64) (out pastFetches) {
+	var over, rest []float64
+	for _, e := range f.ring[:min(f.count, keptFetches)] {
+		if now.Sub(e.at) > fetchMaxAge {
+			continue
+		}
+		p := price(e.bytes)
+		over, rest = append(over, e.seconds-p), append(rest, p)
+	}
+	if len(over) < leastFixed {
+		return out
+	}
+	out.fixed = min(max(0, median(over)), mostFixed+median(rest))
+	out.source = fmt.Sprintf("median of the last %d migrations", len(over))
+	if len(over) < leastSpread {
+		return out
+	}
+	away := make([]float64, len(over))
+	for i := range over {
+		away[i] = math.Abs(over[i]-out.fixed) / (rest[i] + out.fixed)
+	}
+	out.spread = min(max(leastFetchSpread, 1.4826*median(away)), mostFetchSpread)
+	return out
+}
+
+// median of x, which is not empty and not changed.
+func median(x []float64) float64 {
+	x = slices.Sorted(slices.Values(x))
+	n := len(x)
+	return (x[(n-1)/2] + x[n/2]) / 2
+}
+
+// took notes a fetch from a configured peer.
+func (l *links) took(peer transfer.PeerID, bytes int64, seconds float64) {
+	if _, ok := l.peers[peer]; !ok {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f := l.mu.fetches[peer]
+	if f == nil {
+		f = &fetches{}
+		l.mu.fetches[peer] = f
+	}
+	f.add(bytes, seconds, time.Now())
+}
+
+// past is what migrations from peer tell of the next one over link; nothing for a link that was not measured.
+func (l *links) past(peer transfer.PeerID, link planner.Link) pastFetches {
+	l.mu.Lock()
+	var f fetches
+	if p := l.mu.fetches[peer]; p != nil {
+		f = *p
+	}
+	l.mu.Unlock()
+	if f.count == 0 || link.Goodput == 0 || link.RTT == 0 {
+		return pastFetches{}
+	}
+	link.FixedSeconds, link.EgressBacklog = 0, 0
+	return f.sum(time.Now(), func(bytes int64) float64 {
+		return planner.Fetch(planner.Request{MissingBytes: planner.Bytes(bytes), RoundTrips: l.cfg.Link.RoundTrips}, planner.Model{}, link).Seconds
+	})
+}
+
+// learn takes in what a fetch took, if nothing out of the ordinary happened to it: only a whole migration of a session that had
+// the link for itself tells what its like will take.
+func (m *migration) learn(st state, total time.Duration) {
+	dr := &m.drive
+	ordinary := st == stateCommitted && dr.mode == planner.ModeFetch && dr.retried == 0 && dr.grown == 0 && dr.lost == 0 && dr.hops == 0 && dr.failure == nil
+	if bytes := dr.bytes.Load(); ordinary && dr.alone && len(m.demand.keys) == 0 && bytes > 0 {
+		m.d.links.took(dr.source, bytes, total.Seconds())
+	}
+}

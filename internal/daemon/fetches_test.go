@@ -1,0 +1,165 @@
+package daemon
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvferry/kvferry/planner"
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+)
+
+// Whatever was added, the cost is within its bounds; of migrations that all take the same beyond their price it is that.
+func TestFetchesSum(t *testing.T) {
+	now := time.Now()
+	tenth := func(bytes int64) float64 { return float64(bytes) / 10 }
+	of := func(n int, actual func(i int) float64) pastFetches {
+		f := &fetches{}
+		for i := range n {
+			f.add(3, actual(i), now)
+		}
+		return f.sum(now, tenth)
+	}
+	same := func(int) float64 { return 0.32 }
+	for _, tc := range []struct {
+		name          string
+		n             int
+		actual        func(i int) float64
+		fixed, spread float64
+	}{
+		{"none", 0, same, 0, 0},
+		{"too few", 2, same, 0, 0},
+		{"three", 3, same, 0.02, 0},
+		{"five", 5, same, 0.02, 0.01},
+		{"faster than priced", 9, func(int) float64 { return 0.2 }, 0, 1.4826 / 3},
+		{"far slower", 9, func(int) float64 { return 1e6 }, 1.3, 1},
+		{"a few outliers", 9, func(i int) float64 {
+			if i < 4 {
+				return 9
+			}
+			return 0.33
+		}, 0.03, 0.01},
+		{"old ones go", 4 + keptFetches, func(i int) float64 {
+			if i < 4 {
+				return 9
+			}
+			return 0.33
+		}, 0.03, 0.01},
+		{"spread", 9, func(i int) float64 { return 0.32 + 0.032*float64(i-4) }, 0.02, 1.4826 * 0.064 / 0.32},
+	} {
+		got := of(tc.n, tc.actual)
+		if math.Abs(got.fixed-tc.fixed) > 1e-9 || math.Abs(got.spread-tc.spread) > 1e-9 || (got.source != "") != (tc.n >= leastFixed) {
+			t.Errorf("%s: %+v, want %v and %v", tc.name, got, tc.fixed, tc.spread)
+		}
+	}
+	f := &fetches{}
+	for range 5 {
+		f.add(3, 0.4, now.Add(-fetchMaxAge-time.Second))
+	}
+	if got := f.sum(now, tenth); got != (pastFetches{}) {
+		t.Errorf("of an hour ago: %+v", got)
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 1000 {
+		f := &fetches{}
+		for range rng.IntN(40) {
+			f.add(1+rng.Int64N(1<<40), math.Exp(20*rng.Float64()-10), now)
+		}
+		got := f.sum(now, func(bytes int64) float64 { return 1e-9 * float64(bytes) })
+		if err := (planner.Link{FixedSeconds: got.fixed, Spread: got.spread}).Validate(); err != nil || got.spread > 1 {
+			t.Fatalf("%+v: %v", got, err)
+		}
+	}
+}
+
+// Of normally distributed times the spread is about their standard deviation.
+func TestFetchesSpreadAgainstDraws(t *testing.T) {
+	now := time.Now()
+	rng := rand.New(rand.NewPCG(3, 4))
+	var all []float64
+	for range 400 {
+		f := &fetches{}
+		for range keptFetches {
+			f.add(10, 1+0.1+0.11*rng.NormFloat64(), now)
+		}
+		all = append(all, f.sum(now, func(int64) float64 { return 1 }).spread)
+	}
+	if got := median(all); math.Abs(got-0.1) > 0.015 {
+		t.Errorf("spread %v, want 0.1", got)
+	}
+}
+
+// What migrations take beyond their price is learned and charged as a term: then the price holds. Nothing is learned from one that
+// moves nothing, that shares the link, or that replicates blocks.
+func TestFixedCostIsLearned(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, fast, func(_ string, c *Config, _ *Parts) {
+			c.Link.RoundTrips = 1 // of the three that there are: the rest is constant
+		})
+		term := func(p *pb.Plan) *pb.PlanTerm {
+			for _, m := range p.GetModes() {
+				for _, tm := range m.GetTerms() {
+					if m.GetMode() == pb.Mode_MODE_FETCH && tm.GetName() == planner.TermFixed {
+						return tm
+					}
+				}
+			}
+			t.Fatalf("no term in %v", p)
+			return nil
+		}
+		plan := func(session string) *pb.Plan {
+			req := request(session)
+			req.Mode = pb.Mode_MODE_FETCH
+			resp, err := r.b.mig.Plan(context.Background(), &pb.PlanRequest{Migrate: req})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return resp.GetPlan()
+		}
+		const blocks = 300 // more than what a goodput is measured from
+		for i := range 9 {
+			name := string(rune('a' + i))
+			r.settle() // the source keeps the blocks until it hears of the end
+			r.ea.session(name, blocks)
+			if got := term(plan(name)); i < 4 && got.GetSeconds() != 0 { // the first is cold, three are too few
+				t.Errorf("before migration %d: %v", i, got)
+			}
+			req := request(name)
+			req.Mode = pb.Mode_MODE_FETCH
+			rep := r.b.mustEnd(req, committed, "", moved)
+			took := rep.GetTotal().AsDuration().Seconds()
+			if e := math.Abs(rep.GetPredictedSeconds()-took) / took; i >= 5 && e > 0.1 {
+				t.Errorf("migration %d took %v s, predicted %v s", i, took, rep.GetPredictedSeconds())
+			}
+		}
+		r.settle()
+		r.ea.session("last", blocks)
+		last := plan("last")
+		if got := term(last); got.GetSeconds() < 0.04 || got.GetSeconds() > 0.08 || !strings.Contains(got.GetNote(), "migrations") {
+			t.Errorf("two round trips of 20 ms are not charged, and learned as %v", got)
+		}
+		for _, m := range last.GetModes() {
+			if m.GetMode() == pb.Mode_MODE_FETCH && (m.SigmaSeconds == nil || m.GetP95Seconds() <= m.GetSeconds()) {
+				t.Errorf("no spread after nine migrations: %v", m)
+			}
+		}
+		noted := r.b.d.links.mu.fetches["a"].count
+		if noted != 8 {
+			t.Errorf("%d migrations noted of 9, of which one was cold", noted)
+		}
+		req := request("")
+		req.Session, req.SourceHint, req.Mode = &pb.SessionRef{}, "a", pb.Mode_MODE_FETCH
+		req.Keys = chain("last", blocks)
+		r.b.mustEnd(req, committed, "", nobody)
+		req = request("last")
+		req.Mode = pb.Mode_MODE_FETCH
+		r.b.mustEnd(req, committed, "", moved)
+		if got := r.b.d.links.mu.fetches["a"].count; got != noted {
+			t.Errorf("%d migrations noted: named blocks, or one that moved nothing, count", got)
+		}
+		r.settle()
+	})
+}
