@@ -43,6 +43,8 @@ Progress goes to stderr. Ctrl-C ends a benchmark early: it prints what it has an
 func (a *app) benchCommands(b *benchFlags) []*cobra.Command {
 	return []*cobra.Command{
 		a.newBenchGoodput(b),
+		a.newBenchCompare(b),
+		a.newBenchCompareEnd(),
 		a.newBenchCrossover(b),
 		a.newBenchWan(b),
 		a.newBenchQueue(b),
