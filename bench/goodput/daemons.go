@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/kvferry/kvferry/bench/arenafile"
 	"github.com/kvferry/kvferry/bench/results"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
@@ -85,9 +86,12 @@ func (c DaemonsConfig) Validate() error {
 }
 
 // RunDaemons moves seeded blocks from one running daemon to another as replications of named blocks, with the public API
-// alone. What it leaves behind is an arena of its own engine at each daemon, which a daemon gives back when it ends.
+// alone. It registers an engine of its own at each and takes it away again, with its arena; a daemon that still holds the
+// blocks then, after a migration that failed, keeps the arena until it ends, or until a run of the same shape and size, and
+// a warning says so.
 //
-// When ctx ends it cancels the migration under way and returns what it has, with Interrupted set. Errors: Validate's,
+// When ctx ends it cancels the migration under way and returns what it has, with Interrupted set. When something fails after
+// a transfer was measured, the result of what was measured comes beside the error, with Failure set. Errors: Validate's,
 // *NodeError when the daemons are not the ones, gRPC statuses of the daemons, *MigrationError, errors of the arenas' files.
 func RunDaemons(ctx context.Context, cfg DaemonsConfig) (_ *Result, err error) {
 	if err := cfg.Validate(); err != nil {
@@ -99,10 +103,26 @@ func RunDaemons(ctx context.Context, cfg DaemonsConfig) (_ *Result, err error) {
 	if err := f.open(ctx); err != nil {
 		return nil, err
 	}
-	if err := f.run(ctx); err != nil && ctx.Err() == nil {
+	err = f.run(ctx)
+	if ctx.Err() != nil {
+		err = nil
+	}
+	f.cleanUp(ctx)
+	res := f.result(ctx.Err() != nil)
+	if err != nil && len(res.Configurations) == 0 {
 		return nil, err
 	}
-	return f.result(ctx.Err() != nil), nil
+	res.fail(err)
+	return res, err
+}
+
+// cleanUp gives the arenas back.
+func (f *ferry) cleanUp(ctx context.Context) {
+	for _, e := range []*engine{f.source, f.destination} {
+		if why := e.unregister(ctx); why != "" {
+			f.warned = append(f.warned, fmt.Sprintf("node %s keeps the arena of engine %s until it ends: %s", e.node, e.id, why))
+		}
+	}
 }
 
 // NodeError says that a daemon is not the one that is needed.
@@ -149,7 +169,7 @@ type engine struct {
 	id      string
 	arenaID string
 	proc    daemonProcess
-	arena   *arena // nil: not on this host
+	arena   *arenafile.Arena // nil: not on this host
 	slots   int
 }
 
@@ -165,7 +185,8 @@ func (e *engine) close() error {
 	if e == nil {
 		return nil
 	}
-	return errors.Join(e.arena.close(), e.conn.Close())
+	_ = e.unregister(context.Background()) // nothing but after an error, which says more
+	return errors.Join(e.arena.Close(), e.conn.Close())
 }
 
 func (f *ferry) close() error { return errors.Join(f.source.close(), f.destination.close()) }
@@ -310,7 +331,14 @@ func (f *ferry) result(interrupted bool) *Result {
 // judge says what set the number, as far as the daemons tell.
 func (f *ferry) judge(o *Outcome) {
 	o.daemonCPU()
+	pages, wire := o.crossed()
 	switch share := o.Machine.CPUShare; {
+	case wire < pages:
+		o.LimitedBy, o.Why = LimitUnknown, fmt.Sprintf("only %d bytes crossed the link for %d bytes of pages: some were there already, or took another way", wire, pages)
+		o.warn("this is no goodput of the link: %s", o.Why)
+	case o.LinkShare != nil && *o.LinkShare > 1:
+		o.LimitedBy, o.Why = LimitUnknown, fmt.Sprintf("pages came at %.2f times the rate that the link was said to have", *o.LinkShare)
+		o.warn("the link's rate is not what was said: %s", o.Why)
 	case share != nil && *share >= busyShare:
 		o.LimitedBy, o.Why = LimitMachine, fmt.Sprintf("the daemons on this host used %.0f %% of its %d processors", 100**share, processors())
 		o.warn("the machine, not the link, set this number: %s", o.Why)
@@ -321,6 +349,16 @@ func (f *ferry) judge(o *Outcome) {
 	default:
 		o.LimitedBy, o.Why = LimitUnknown, "nothing is known of the link's rate, or less than that was reached"
 	}
+}
+
+// crossed is page bytes of the runs whose bytes on the link are known, and those.
+func (o *Outcome) crossed() (pages, wire int64) {
+	for _, m := range o.Runs {
+		if m.WireBytes > 0 {
+			pages, wire = pages+m.Bytes, wire+m.WireBytes
+		}
+	}
+	return pages, wire
 }
 
 // daemonCPU pools the daemons' processor time; what is not on this host stays unknown.

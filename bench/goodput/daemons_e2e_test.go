@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -107,6 +108,7 @@ func TestDaemons(t *testing.T) {
 		if !res.Interrupted {
 			t.Errorf("not interrupted: %+v", res)
 		}
+		noneLeft(t, f)
 	})
 	t.Run("command", func(t *testing.T) {
 		var stdout, stderr bytes.Buffer
@@ -125,6 +127,20 @@ func TestDaemons(t *testing.T) {
 			t.Errorf("body %+v, %v", body, err)
 		}
 	})
+	t.Run("sizes in turn", func(t *testing.T) { // a run never meets the arena of another
+		for _, bytes := range []int64{2 << 20, 16 << 20, 1 << 20} {
+			c := cfg
+			c.Bytes, c.Repeats, c.Warmup, c.ArenaBytes = bytes, 1, -1, 1<<30
+			res, err := RunDaemons(t.Context(), c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if o := res.Best(); o.Bytes != bytes || res.params["group_blocks"] != int(o.Blocks) {
+				t.Errorf("%d bytes moved in groups of %v of %d blocks", o.Bytes, res.params["group_blocks"], o.Blocks)
+			}
+			noneLeft(t, f)
+		}
+	})
 	t.Run("wrong node", func(t *testing.T) {
 		c := cfg
 		c.SourceNode = "nobody"
@@ -137,6 +153,50 @@ func TestDaemons(t *testing.T) {
 			t.Error("the same daemon twice was taken")
 		}
 	})
+}
+
+// noneLeft holds that the daemons have no engine of ours.
+func noneLeft(t *testing.T, f *demo.Fleet) {
+	t.Helper()
+	for _, r := range []*demo.Region{f.East, f.West} {
+		st, err := r.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range st.GetArenas() {
+			if strings.HasPrefix(a.GetEngineId(), "kvferry-bench") {
+				t.Errorf("%s keeps the arena of %s", r.Name, a.GetEngineId())
+			}
+		}
+	}
+}
+
+// A daemon that dies in the middle: what was measured is printed, then the error, with its exit status; the other daemon's arena is
+// given back.
+func TestDaemonDies(t *testing.T) {
+	f, _ := fleet(t)
+	var killed bool
+	res, err := RunDaemons(t.Context(), DaemonsConfig{
+		SourceSocket: socket(f.East), DestinationSocket: socket(f.West), Bytes: 8 << 20, PagesPerBlock: 16, Repeats: 3, Warmup: -1,
+		Progress: func(p Progress) {
+			if strings.HasPrefix(p.Stage, "repeat 2") && !killed {
+				killed = true
+				if err := syscall.Kill(int(findDaemon(socket(f.West))), syscall.SIGKILL); err != nil {
+					t.Error(err)
+				}
+			}
+		},
+	})
+	if err == nil || res == nil || res.Failure == "" {
+		t.Fatalf("result %+v, error %v", res, err)
+	}
+	if o := res.Best(); o == nil || len(o.Runs) != 1 || o.Runs[0].Bytes != 8<<20 {
+		t.Errorf("outcome %+v", o)
+	}
+	if file := checkFile(t, res); !file.Interrupted || len(file.Warnings) == 0 {
+		t.Errorf("interrupted %v, warnings %v", file.Interrupted, file.Warnings)
+	}
+	t.Logf("warnings %v, error %v", res.Warnings, err)
 }
 
 func isNode(err error) bool {

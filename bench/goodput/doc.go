@@ -3,17 +3,9 @@
 //
 // # Usage
 //
-// Two agents in this process over the in-memory link of package wan:
-//
-//	m, err := wan.Parse("rtt=70ms,rate=500Mbps,loss=0")
-//	res, err := goodput.Run(ctx, goodput.Config{WAN: m, Bytes: 256 << 20})
-//	fmt.Println(res.Best().GoodputBps)
-//
-// Two daemons that run:
-//
-//	res, err := goodput.RunDaemons(ctx, goodput.DaemonsConfig{Source: conn1, Destination: conn2, Bytes: 1 << 30})
-//
-// Result.File makes a results.File of either, for saving, comparing and printing.
+// Run joins two agents in this process over the in-memory link of package wan: see the example of the package. RunDaemons
+// measures between two daemons that run: see its example. Result.File makes a results.File of either, for saving, comparing
+// and printing.
 //
 // # What is measured
 //
@@ -40,6 +32,5 @@
 //
 // Run works in real time: on a slow or busy machine the processor, not the link, sets the number, which the result then
 // says (Outcome.LimitedBy). Packets are of 1,280 bytes on the in-memory link. There are no codecs yet, so EffectiveBps equals
-// GoodputBps. A daemon gives an engine's arena back only when it ends, so RunDaemons leaves one behind at each end, which
-// later runs of the same shape use again.
+// GoodputBps.
 package goodput

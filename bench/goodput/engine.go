@@ -6,13 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvferry/kvferry/bench/arenafile"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
 
@@ -31,10 +30,10 @@ func layoutOf(page, pages int) *pb.Layout {
 	}
 }
 
-// register makes our engine known and maps its arena where that is on this host. An engine of that shape from an earlier run
-// is used again, with the arena that it has.
+// register makes our engine known and maps its arena where that is on this host. Its id carries the arena's shape and size: what
+// another run has left behind, or has in use, is met only by a run that wants the very same.
 func (e *engine) register(ctx context.Context, page, pages, slots int) error {
-	e.id = fmt.Sprintf("kvferry-bench-%dx%d", page, pages)
+	e.id = fmt.Sprintf("kvferry-bench-%dx%dx%d", page, pages, slots)
 	block := int64(page) * int64(pages)
 	stride := (block + 4095) &^ 4095
 	resp, err := e.client.RegisterEngine(ctx, &pb.RegisterEngineRequest{
@@ -43,13 +42,42 @@ func (e *engine) register(ctx context.Context, page, pages, slots int) error {
 	if err != nil {
 		return err
 	}
-	if resp.GetBlockBytes() != block || resp.GetPageBytes() != int64(page) || resp.GetStrideBytes() != stride || resp.GetSlots() == 0 {
-		return fmt.Errorf("node %s gave an arena of %d slots of %d bytes, blocks of %d and pages of %d, instead of blocks of %d and pages of %d",
-			e.node, resp.GetSlots(), resp.GetStrideBytes(), resp.GetBlockBytes(), resp.GetPageBytes(), block, page)
-	}
 	e.slots, e.arenaID = int(resp.GetSlots()), resp.GetArenaId()
-	e.arena, err = mapArena(resp)
-	return err
+	e.arena, err = arenafile.Map(resp, block, int64(page))
+	if errors.Is(err, fs.ErrNotExist) { // it is on another host
+		err = nil
+	}
+	if err != nil {
+		return fmt.Errorf("arena of node %s: %w", e.node, err)
+	}
+	return nil
+}
+
+// unregister has the daemon give the arena back, and says why it did not; "" also when there is nothing to give back. The daemon
+// hears of the end of a migration a moment after we do, and of one that failed when its lease ends, which is not waited for.
+func (e *engine) unregister(ctx context.Context) (why string) {
+	if e == nil || e.arenaID == "" {
+		return ""
+	}
+	id := e.arenaID
+	e.arenaID = ""
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unregisterTimeout) // an interrupted run cleans up, too
+	defer cancel()
+	for {
+		_, err := e.client.UnregisterEngine(ctx, &pb.UnregisterEngineRequest{EngineId: e.id, ArenaId: id})
+		switch status.Code(err) {
+		case codes.OK, codes.Unavailable, codes.NotFound: // gone, or the daemon is, and its arenas with it
+			return ""
+		case codes.FailedPrecondition:
+			if pause(ctx, leaseLook) {
+				continue
+			}
+		case codes.Unimplemented:
+			return "it is of a release that gives arenas back when it ends"
+		default:
+		}
+		return status.Convert(err).Message()
+	}
 }
 
 // write fills and commits blocks.
@@ -65,7 +93,7 @@ func (e *engine) write(ctx context.Context, keys [][]byte) error {
 		if i >= len(keys) || r.GetState() != pb.ReservationState_RESERVATION_STATE_RESERVED {
 			return fmt.Errorf("block %d of a fresh name is %s at node %s", i, r.GetState(), e.node)
 		}
-		mem, err := e.arena.slot(r.GetSlot())
+		mem, err := e.arena.Slot(r.GetSlot())
 		if err != nil {
 			return err
 		}
@@ -88,6 +116,8 @@ func (e *engine) write(ctx context.Context, keys [][]byte) error {
 const (
 	leaseTimeout = 60 * time.Second
 	leaseLook    = 20 * time.Millisecond
+	// unregisterTimeout is how long giving an arena back may take.
+	unregisterTimeout = 5 * time.Second
 )
 
 // reserve takes slots. While all of them are leased by the migration before, it waits.
@@ -118,9 +148,9 @@ func (e *engine) verify(ctx context.Context, keys [][]byte) (err error) {
 	if len(lease.GetSlots()) != len(keys) {
 		return fmt.Errorf("%d of %d landed blocks are there", len(lease.GetSlots()), len(keys))
 	}
-	want := make([]byte, e.arena.block)
+	want := make([]byte, e.arena.BlockBytes())
 	for i, ref := range lease.GetSlots() {
-		mem, err := e.arena.slot(ref)
+		mem, err := e.arena.Slot(ref)
 		if err != nil {
 			return err
 		}
@@ -129,55 +159,4 @@ func (e *engine) verify(ctx context.Context, keys [][]byte) (err error) {
 		}
 	}
 	return nil
-}
-
-// arena is a mapping of a daemon's arena file.
-type arena struct {
-	mem           []byte
-	slots         uint32
-	stride, block int64
-}
-
-// mapArena maps the file, after checking its size: a mapping beyond its end is a SIGBUS later. Nil without an error: there is no
-// such file here.
-func mapArena(r *pb.RegisterEngineResponse) (*arena, error) {
-	a := &arena{slots: r.GetSlots(), stride: r.GetStrideBytes(), block: r.GetBlockBytes()}
-	f, err := os.OpenFile(r.GetArenaPath(), os.O_RDWR, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open arena: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	size := int64(a.slots) * a.stride
-	st, err := f.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("stat arena: %w", err)
-	}
-	if size <= 0 || size > 1<<46 || st.Size() < size {
-		return nil, fmt.Errorf("arena %s has %d bytes, its %d slots of %d need %d", r.GetArenaPath(), st.Size(), a.slots, a.stride, size)
-	}
-	if a.mem, err = unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
-		return nil, fmt.Errorf("map arena %s: %w", r.GetArenaPath(), err)
-	}
-	return a, nil
-}
-
-// slot is the memory of one block.
-func (a *arena) slot(ref *pb.SlotRef) ([]byte, error) {
-	if ref == nil || ref.GetSlot() >= a.slots {
-		return nil, fmt.Errorf("slot %d is outside of the arena's %d", ref.GetSlot(), a.slots)
-	}
-	at := int64(ref.GetSlot()) * a.stride
-	return a.mem[at : at+a.block : at+a.block], nil
-}
-
-func (a *arena) close() error {
-	if a == nil || a.mem == nil {
-		return nil
-	}
-	mem := a.mem
-	a.mem = nil
-	return unix.Munmap(mem)
 }

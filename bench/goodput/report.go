@@ -28,8 +28,11 @@ func (r *Result) File(command []string) (*results.File, error) {
 		return nil, ErrNothing
 	}
 	f := results.New(results.KindGoodput, command, r.params)
-	f.Finish(r.Interrupted)
+	f.Finish(r.Interrupted || r.Failure != "")
 	f.Started, f.Seconds, f.Machine = r.started, r.seconds, r.machine
+	if r.Failure != "" {
+		f.Warn("cut short by a failure, so that repeats are missing: %s", r.Failure)
+	}
 	for _, w := range r.Warnings {
 		f.Warn("%s", w)
 	}

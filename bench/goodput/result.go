@@ -23,6 +23,8 @@ type Result struct {
 	WAN string
 	// Interrupted: ctx ended before everything was measured.
 	Interrupted bool
+	// Failure is the error that ended the run before everything was measured; empty when none did.
+	Failure string
 	// Configurations in the order they were asked for; those of which nothing was measured are left out.
 	Configurations []*Outcome
 	// Warnings that are not of one configuration.
@@ -32,6 +34,13 @@ type Result struct {
 	machine results.Machine // at the start
 	seconds float64
 	params  map[string]any
+}
+
+// fail notes what ended the run early; nil is nothing.
+func (r *Result) fail(err error) {
+	if err != nil {
+		r.Failure = err.Error()
+	}
 }
 
 // Best is the configuration of the highest goodput; nil when nothing was measured.

@@ -22,8 +22,9 @@ func count(stripes int) string {
 }
 
 // Run measures Config's configurations over the in-memory link, in turns. When ctx ends it returns what it has, with
-// Interrupted set and no error. Errors: Config.Validate's, and those of package transfer.
-func Run(ctx context.Context, cfg Config) (_ *Result, err error) {
+// Interrupted set and no error. When something fails after a transfer was measured, the result of what was measured comes
+// beside the error, with Failure set. Errors: Config.Validate's, and those of package transfer.
+func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -32,6 +33,12 @@ func Run(ctx context.Context, cfg Config) (_ *Result, err error) {
 	if err != nil {
 		return nil, err
 	}
+	return r.run(ctx)
+}
+
+// run measures the rig's configurations and closes it.
+func (r *rig) run(ctx context.Context) (_ *Result, err error) {
+	cfg := r.cfg
 	defer func() { err = errors.Join(err, r.close()) }()
 	b := &bench{cfg: cfg, rig: r, began: time.Now(), machine: results.ThisMachine()}
 	defer func() { err = errors.Join(err, b.down()) }()
@@ -39,10 +46,16 @@ func Run(ctx context.Context, cfg Config) (_ *Result, err error) {
 		b.pairs = append(b.pairs, r.newPair(i, n))
 		b.series = append(b.series, &series{stripes: n})
 	}
-	if err := b.run(ctx); err != nil && ctx.Err() == nil {
+	err = b.run(ctx)
+	if ctx.Err() != nil {
+		err = nil
+	}
+	res := b.result(ctx.Err() != nil)
+	if err != nil && len(res.Configurations) == 0 {
 		return nil, err
 	}
-	return b.result(ctx.Err() != nil), nil
+	res.fail(err)
+	return res, err
 }
 
 // bench is a run under way.

@@ -125,6 +125,47 @@ func TestColdAndWindowLimit(t *testing.T) {
 	}
 }
 
+// A failure in the middle keeps the repeats that were finished: they come beside the error, marked as not all.
+func TestFailureKeepsRepeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := Config{
+			WAN: model(t, "rtt=10ms,rate=100Mbps,loss=0"), Bytes: 1 << 20, PagesPerBlock: 4, Stripes: []int{2}, Repeats: 4, Cold: true, virtual: true,
+		}.withDefaults()
+		var r *rig
+		cfg.Progress = func(p Progress) {
+			if strings.Contains(p.Stage, "repeat 2") && p.Done >= 3<<20 { // the warm-up and two repeats
+				_ = r.net.Close()
+			}
+		}
+		var err error
+		if r, err = newRig(cfg); err != nil {
+			t.Fatal(err)
+		}
+		res, err := r.run(t.Context())
+		if err == nil || res == nil || res.Failure == "" || !strings.Contains(err.Error(), res.Failure) || res.Interrupted {
+			t.Fatalf("result %+v, error %v", res, err)
+		}
+		if o := res.Best(); o == nil || len(o.Runs) != 2 || !o.Runs[1].Complete {
+			t.Errorf("outcome %+v", o)
+		}
+		f := checkFile(t, res)
+		if !f.Interrupted || !strings.Contains(strings.Join(f.Warnings, " "), "repeats are missing") {
+			t.Errorf("interrupted %v, warnings %v", f.Interrupted, f.Warnings)
+		}
+	})
+	// With nothing measured there is nothing to keep.
+	synctest.Test(t, func(t *testing.T) {
+		r, err := newRig(Config{WAN: model(t, "rtt=10ms,rate=100Mbps,loss=0"), Bytes: 1 << 20, PagesPerBlock: 4, virtual: true}.withDefaults())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = r.net.Close()
+		if res, err := r.run(t.Context()); res != nil || err == nil {
+			t.Errorf("result %+v, error %v", res, err)
+		}
+	})
+}
+
 func TestInterrupted(t *testing.T) {
 	for _, tc := range []struct {
 		name   string

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvferry/kvferry/bench/arenafile"
 	kvferryv1 "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
 
@@ -35,9 +36,9 @@ func (e *Engine) attach(ctx context.Context) error {
 		}
 		reg = r
 	}
-	a, err := openArena(reg, m)
+	a, err := arenafile.Map(reg, int64(m.blockBytes()), int64(m.pageBytes()))
 	if err != nil {
-		return err
+		return fmt.Errorf("refengine: %w", err)
 	}
 	old := e.arena
 	e.arena = a
@@ -48,7 +49,7 @@ func (e *Engine) attach(ctx context.Context) error {
 		clear(e.mu.published)
 		e.mu.status.Attached++
 	}
-	return old.close()
+	return old.Close()
 }
 
 // registration is the daemon's answer to the latest registration.

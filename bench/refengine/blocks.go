@@ -72,7 +72,7 @@ func (t *turn) read(first int, keys [][]byte) {
 		defer t.release(&kvferryv1.ReleaseBlocksRequest{EngineId: t.e.cfg.EngineID, ArenaId: t.e.arenaID(), LeaseIds: []uint64{id}})
 	}
 	for i, ref := range lease.GetSlots()[:min(len(keys), len(lease.GetSlots()))] {
-		mem, err := t.e.arena.slot(ref)
+		mem, err := t.e.arena.Slot(ref)
 		if err != nil {
 			t.warn("read block %d: %v", first+i, err)
 			return
@@ -128,7 +128,7 @@ func (t *turn) reserve(first int, keys [][]byte) {
 
 // write copies a block into its slot, rank by rank.
 func (t *turn) write(block int) {
-	mem, err := t.e.arena.slot(t.slots[block])
+	mem, err := t.e.arena.Slot(t.slots[block])
 	if err != nil {
 		t.warn("write block %d: %v", block, err)
 		return

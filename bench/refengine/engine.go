@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/kvferry/kvferry/bench/arenafile"
 	kvferryv1 "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
 
@@ -30,7 +31,7 @@ type Engine struct {
 	perToken float64 // seconds, as told to the daemon; 0 is not told
 	conn     *grpc.ClientConn
 	client   kvferryv1.EngineServiceClient
-	arena    *arena
+	arena    *arenafile.Arena
 	tasks    sync.WaitGroup // the event reader
 
 	// turn holds one token: whoever has it owns cache and the arena mapping.
@@ -102,7 +103,7 @@ func (e *Engine) connect(ctx context.Context) error {
 }
 
 func (e *Engine) disconnect() error {
-	err := e.arena.close()
+	err := e.arena.Close()
 	if e.conn != nil {
 		err = errors.Join(err, e.conn.Close())
 	}

@@ -47,9 +47,10 @@ reached through a forwarded socket:
   ssh -N -L /tmp/dst.sock:/run/kvferry/kvferry.sock user@destination &
   kvferry bench goodput --source-addr unix:///run/kvferry/kvferry.sock --addr unix:///tmp/dst.sock --max-rate 1Gbps
 
-A shared link is saturated unless --max-rate bounds the average; without it you are asked, or have to say --yes. Each daemon
-keeps the arena of that engine until it ends; further runs of the same shape use it again. Block names are fresh, so
-nothing of a session is touched or evicted.`,
+A shared link is saturated unless --max-rate bounds the average; without it you are asked, or have to say --yes. The engine and
+its arena are taken away at the end. Block names are fresh, so nothing of a session is touched or evicted.
+
+When a transfer fails, the result of those before it is printed, then the error, and the exit status is the error's.`,
 		Example: `  kvferry bench goodput --wan rtt=70ms,rate=500Mbps,loss=0 --bytes 256MiB
   kvferry bench goodput --wan rtt=70ms,rate=500Mbps,loss=1e-4 --stripes 1,4,8 --repeats 6 --save lossy.json
   kvferry bench goodput --wan rtt=70ms,rate=500Mbps,loss=0 --cut 1s -o json`,
@@ -64,17 +65,21 @@ nothing of a session is touched or evicted.`,
 			bar := b.progress()
 			res, err := a.goodput(cmd.Context(), &g, bar)
 			if err = errors.Join(err, bar.Close()); err != nil {
-				return goodputFault(err)
+				err = goodputFault(err)
 			}
-			f, err := res.File(benchCommand(cmd))
-			if errors.Is(err, goodput.ErrNothing) && cmd.Context().Err() != nil {
-				return interrupted("before anything was measured")
-			}
-			if err != nil {
+			if res == nil {
 				return err
 			}
+			f, ferr := res.File(benchCommand(cmd))
+			if errors.Is(ferr, goodput.ErrNothing) && cmd.Context().Err() != nil {
+				return interrupted("before anything was measured")
+			}
+			if ferr != nil {
+				return errors.Join(err, ferr)
+			}
 			f.Versions["kvferry"] = version
-			return b.end(cmd.Context(), f, res.Tables()...)
+			// What was measured is printed and kept, then what went wrong is said.
+			return errors.Join(err, b.end(cmd.Context(), f, res.Tables()...))
 		},
 	}
 	fl := cmd.Flags()

@@ -221,10 +221,11 @@ func goodputFile(ctx context.Context, model wan.Model, quick bool, bar *results.
 		cfg.Bytes, cfg.Stripes, cfg.Repeats = quickBytes, []int{8}, 2
 	}
 	res, err := goodput.Run(ctx, cfg)
-	if err != nil {
+	if res == nil {
 		return nil, err
 	}
-	return res.File(command)
+	f, ferr := res.File(command)
+	return f, errors.Join(err, ferr)
 }
 
 // writeReport writes the page beside its place first, so that a file that is there is replaced by a whole one only.

@@ -96,9 +96,9 @@ type PeerConfig struct {
 type ArenaConfig struct {
 	// Dir is a memory filesystem; it must exist when the daemon starts. Default "/dev/shm".
 	Dir string `yaml:"dir"`
-	// Bytes is the arena's size when an engine does not ask for one, at least 1 MiB. Default 4 GiB.
+	// Bytes is the arena's size when an engine does not ask for one, at least 64 KiB. Default 4 GiB.
 	Bytes int64 `yaml:"bytes"`
-	// MaxBytes bounds what engines may ask for, all arenas together; at least 1 MiB. Default 256 GiB.
+	// MaxBytes bounds what engines may ask for, all arenas together; at least 64 KiB. Default 256 GiB.
 	MaxBytes int64 `yaml:"max_bytes"`
 	// Lock locks arenas in memory as far as RLIMIT_MEMLOCK allows. Default true; set false to leave them pageable.
 	Lock *bool `yaml:"lock"`
@@ -230,7 +230,7 @@ func (e *ConfigError) Error() string {
 var idPattern = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,128}$`)
 
 // minArena is the smallest arena that is of any use: a handful of small blocks.
-const minArena = 1 << 20
+const minArena = 64 << 10
 
 const idAllowed = "1 to 128 of a-z, A-Z, 0-9, '.', '_' and '-'"
 
@@ -250,8 +250,8 @@ func (c Config) Validate() error {
 		check(l.addr == off || isHostPort(l.addr), l.field, fmt.Sprintf("%q", l.addr), `host:port with a port of 0 to 65535, or "off"`)
 	}
 	check(isHostPort(c.Listen.QUIC), "listen.quic", fmt.Sprintf("%q", c.Listen.QUIC), "host:port with a port of 0 to 65535")
-	check(c.Arena.Bytes >= minArena && c.Arena.Bytes <= c.Arena.MaxBytes, "arena.bytes", c.Arena.Bytes, "1048576 (1 MiB) to arena.max_bytes")
-	check(c.Arena.MaxBytes >= minArena, "arena.max_bytes", c.Arena.MaxBytes, "1048576 (1 MiB) or more")
+	check(c.Arena.Bytes >= minArena && c.Arena.Bytes <= c.Arena.MaxBytes, "arena.bytes", c.Arena.Bytes, "65536 (64 KiB) to arena.max_bytes")
+	check(c.Arena.MaxBytes >= minArena, "arena.max_bytes", c.Arena.MaxBytes, "65536 (64 KiB) or more")
 	check(filepath.IsAbs(c.Arena.Dir), "arena.dir", fmt.Sprintf("%q", c.Arena.Dir), "an absolute path on a memory filesystem")
 	check(c.Arena.Group >= 0, "arena.group", c.Arena.Group, "0 (the daemon's own group) or a numeric group id")
 	check(c.Link.Stripes >= 1 && c.Link.Stripes <= 64, "link.stripes", c.Link.Stripes, "1 to 64")

@@ -53,7 +53,7 @@ func TestConfigValidate(t *testing.T) {
 		{"arena.bytes", func(c *Config) { c.Arena.Bytes = -1 }},
 		{"arena.bytes", func(c *Config) { c.Arena.Bytes = 1 << 32 }},
 		{"arena.bytes", func(c *Config) { c.Arena.Bytes = 5 }},
-		{"arena.bytes", func(c *Config) { c.Arena.Bytes = 1<<20 - 1 }},
+		{"arena.bytes", func(c *Config) { c.Arena.Bytes = 64<<10 - 1 }},
 		{"arena.max_bytes", func(c *Config) { c.Arena.Bytes, c.Arena.MaxBytes = 5, 5 }},
 		{"arena.max_bytes", func(c *Config) { c.Arena.Bytes, c.Arena.MaxBytes = -2, -1 }},
 		{"arena.dir", func(c *Config) { c.Arena.Dir = "shm" }},
@@ -115,7 +115,7 @@ func TestConfigValidate(t *testing.T) {
 // The least of each range is accepted: what is refused is refused by its bound and by nothing else.
 func TestConfigBounds(t *testing.T) {
 	c := good()
-	c.Arena.Bytes, c.Arena.MaxBytes = 1<<20, 1<<20
+	c.Arena.Bytes, c.Arena.MaxBytes = 64<<10, 64<<10
 	c.Link.ConnectTimeout, c.Link.ProgressTimeout = 10*time.Millisecond, 100*time.Millisecond
 	c.Migration.Deadline, c.Migration.LeaseTTL, c.Migration.CallTimeout = 100*time.Millisecond, time.Second, 10*time.Millisecond
 	c.Peers[1].PriorBps = 1e3
