@@ -71,7 +71,7 @@ func (r *run) predicted() Predicted {
 	in := r.in
 	out := Predicted{
 		RTTSeconds: in.rtt.Seconds(), RTTSource: "measured", GoodputBps: in.goodput, GoodputSource: "measured", RoundTrips: in.trips,
-		PrefillSecondsPerToken: in.perToken, PrefillFixedSeconds: in.fixed, PrefillSource: "measured", BytesPerToken: in.bytesPerToken,
+		PrefillSecondsPerToken: in.perToken, PrefillFixedSeconds: in.fixed, MigrationFixedSeconds: in.migration, PrefillSource: "measured", BytesPerToken: in.bytesPerToken,
 		FetchSecondsPerToken: float64(in.bytesPerToken) * 8 / in.goodput,
 	}
 	if r.cfg.RTT > 0 {
@@ -95,7 +95,7 @@ func (r *run) predicted() Predicted {
 func (r *run) calibration() Calibration {
 	c := Calibration{
 		Migrations: r.link.migrations, RTTMinSeconds: r.link.rttMin, RTTSmoothedSeconds: r.link.rttSmoothed, GoodputBps: r.link.goodput,
-		LongestGoodputBps: r.link.longest, Stripes: r.link.stripes,
+		LongestGoodputBps: r.link.longest, Stripes: r.link.stripes, Lengths: r.link.lengths,
 	}
 	if rate := r.cfg.WAN.Rate; rate > 0 {
 		share := c.LongestGoodputBps / rate
@@ -265,6 +265,9 @@ func (r *run) limit(res *Result) (by, why string) {
 // lateRecompute is the error of a paced prefill, in hundredths, from which on a warning says so.
 const lateRecompute = 3
 
+// trusted is the error of a predicted time, in hundredths, up to which nothing is said.
+const trusted = 10
+
 // caution adds what must be known before the numbers are believed.
 func (res *Result) caution() {
 	warn := func(format string, args ...any) { res.warnings = append(res.warnings, fmt.Sprintf(format, args...)) }
@@ -273,6 +276,16 @@ func (res *Result) caution() {
 	}
 	if e := res.TimeErrorPct.Recompute; res.Engine == EnginePaced && math.Abs(e.Worst) > lateRecompute {
 		warn("paced prefills took %.1f %% longer than stated (%d tokens): the machine's timers were late", -e.Worst, e.WorstTokens)
+	}
+	for _, p := range res.Points {
+		for _, m := range []struct {
+			name                string
+			predicted, measured float64
+		}{{"fetch", p.PredictedFetch, p.Fetch.Median}, {"recompute", p.PredictedRecompute, p.Recompute.Median}} {
+			if e := 100 * (m.predicted - m.measured) / m.measured; m.measured > 0 && math.Abs(e) > trusted {
+				warn("the prediction is off by %+.1f %%: %s of %d tokens took %s, predicted %s", e, m.name, p.PrefixTokens, results.Format(m.measured, "s"), results.Format(m.predicted, "s"))
+			}
+		}
 	}
 	if res.Measured.Extrapolated {
 		warn("the crossover lies outside of the lengths measured: measure there before believing it")

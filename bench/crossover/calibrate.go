@@ -2,6 +2,7 @@ package crossover
 
 import (
 	"context"
+	"math/rand/v2"
 	"time"
 
 	"github.com/kvferry/kvferry/bench/results"
@@ -15,9 +16,11 @@ const (
 	// Warm-up ends when the link is full, or has given no twentieth more than before in three migrations; after ten at the latest.
 	mostWarmUps, idleWarmUps = 10, 3
 	warmedUp                 = 1.05
-	// prefillLooks is how often each length is prefilled to calibrate an engine, linkLooks how often each is migrated to calibrate
-	// the link; once when quick.
-	prefillLooks, linkLooks = 2, 2
+	// prefillLooks is how often each length is prefilled to calibrate an engine. linkLooks is how often each of at most linkLengths
+	// lengths is migrated to calibrate the link, quickLooks and quickLengths when quick.
+	prefillLooks             = 2
+	linkLooks, linkLengths   = 3, 6
+	quickLooks, quickLengths = 2, 4
 )
 
 // calibratePrefill measures the engine's speed where nobody stated it: a line through prefills of those lengths.
@@ -63,29 +66,47 @@ func (r *run) calibrateLink(ctx context.Context) error {
 	r.in.goodput = r.link.longest
 	r.given()
 	r.chooseLengths(min(longest, r.longest()))
-	if err := r.calibratePrefill(ctx, []int64{r.lengths[0], r.lengths[len(r.lengths)-1]}); err != nil {
+	looks, most := linkLooks, linkLengths
+	if r.cfg.Quick {
+		looks, most = quickLooks, quickLengths
+	}
+	at := heldOut(r.lengths, r.block(), longest, most)
+	if len(at) == 0 {
+		at = r.lengths
+		r.warn("the prediction rests on lengths of the sweep: no others lie between")
+	}
+	r.link.lengths = at
+	if err := r.calibratePrefill(ctx, []int64{at[0], max(at[len(at)-1], at[0]+r.block())}); err != nil {
 		return err
 	}
-	looks := linkLooks
-	if r.cfg.Quick {
-		looks = 1
-	}
-	var rates []float64
-	for range looks {
-		for _, n := range r.lengths {
-			m, err := r.move(ctx, n)
+	return r.calibrateMigrations(ctx, at, looks)
+}
+
+// calibrateMigrations measures what migrations of lengths at cost, and takes that for the prediction.
+func (r *run) calibrateMigrations(ctx context.Context, at []int64, looks int) error {
+	var trials []trial
+	for look := range looks {
+		for _, i := range rand.New(rand.NewPCG(r.cfg.Seed, uint64(look)+calibrationStream)).Perm(len(at)) { // as the sweep does
+			m, err := r.move(ctx, at[i])
 			if err != nil {
 				return err
 			}
-			rates = append(rates, m.rate(r.link.rttMin))
+			trials = append(trials, trial{tokens: at[i], seconds: m.seconds, rate: m.rate(r.link.rttMin)})
 			r.link.migrations++
 		}
 	}
-	r.link.goodput = results.Median(rates)
-	r.in.goodput = r.link.goodput
+	if err := r.readLink(ctx); err != nil {
+		return err
+	}
+	c := fitCost(trials, 8*float64(r.in.bytesPerToken), r.in.trips*r.link.rttMin)
+	r.link.goodput = medianOf(trials, func(t trial) float64 { return t.rate })
+	r.in.goodput, r.in.migration = c.rate, c.fixed
 	r.given()
-	return r.readLink(ctx)
+	return nil
 }
+
+// calibrationStream keeps the random order of the calibration apart from that of the rounds.
+const calibrationStream = 1 << 32
 
 // given puts in what Config says about the link in the place of what was measured.
 func (r *run) given() {

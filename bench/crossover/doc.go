@@ -24,9 +24,10 @@
 // order of its own, fetch and recompute in turns. Straight lines are fitted to the medians; where they cross is the measured
 // crossover, with the interval of a bootstrap over rounds.
 //
-// The prediction is the planner's. It is made before the sweep, from the round-trip time and goodput that the calibration's migrations
-// showed, or from those that Config gives, and from the prefill speed: that which was stated, or that which a few prefills
-// of the calibration showed.
+// The prediction is the planner's. It is made before the sweep, from migrations of other lengths: a line that a few outliers do not
+// move, fixed + round trips + bytes/goodput, gives goodput and fixed cost, and QUIC's least round trip the rest. Config may
+// give round trip and goodput instead. The prefill speed is that which was stated, or that which prefills of the
+// calibration showed.
 //
 // # Concurrency
 //

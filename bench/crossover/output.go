@@ -90,14 +90,14 @@ func (r *Result) Tables() []*results.Table {
 		Columns: []results.Column{{Name: "", Left: true}, {Name: "measured"}, {Name: "predicted"}},
 	}
 	t.Row("crossover, tokens", r.crossoverText(), optional(p.Crossover, "%.1f"))
-	t.Row("fetch: fixed", results.Format(m.Fetch.FixedSeconds, "s"), results.Format(p.RoundTrips*p.RTTSeconds, "s"))
+	t.Row("fetch: fixed", results.Format(m.Fetch.FixedSeconds, "s"), results.Format(p.RoundTrips*p.RTTSeconds+p.MigrationFixedSeconds, "s"))
 	t.Row("fetch: a token", results.Format(m.Fetch.SecondsPerToken, "s"), results.Format(p.FetchSecondsPerToken, "s"))
 	t.Row("recompute: fixed", results.Format(m.Recompute.FixedSeconds, "s"), results.Format(p.PrefillFixedSeconds, "s"))
 	t.Row("recompute: a token", results.Format(m.Recompute.SecondsPerToken, "s"), results.Format(p.PrefillSecondsPerToken, "s"))
 	t.Notes = []string{
 		fmt.Sprintf("link %s, %d connections; model %s, %d bytes a token; recompute: %s", r.WAN, c.Stripes, r.Model, p.BytesPerToken, r.EngineWhat),
-		fmt.Sprintf("prediction from RTT %s (%s), goodput %s (%s), %g round trips, prefill %s; base model (one round trip): %s tokens",
-			results.Format(p.RTTSeconds, "s"), p.RTTSource, results.Format(p.GoodputBps, "bps"), p.GoodputSource, p.RoundTrips, p.PrefillSource, optional(p.BaseCrossover, "%.1f")),
+		fmt.Sprintf("prediction from RTT %s (%s), goodput %s (%s), %g round trips and %s a migration, prefill %s; base model (one round trip): %s tokens",
+			results.Format(p.RTTSeconds, "s"), p.RTTSource, results.Format(p.GoodputBps, "bps"), p.GoodputSource, p.RoundTrips, results.Format(p.MigrationFixedSeconds, "s"), p.PrefillSource, optional(p.BaseCrossover, "%.1f")),
 		fmt.Sprintf("limit %s: %s", r.LimitedBy, r.Why), "", r.Conclusion,
 	}
 	return []*results.Table{r.pointTable(), t}

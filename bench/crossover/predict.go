@@ -15,12 +15,13 @@ type inputs struct {
 	goodput       float64 // bit/s
 	stripes       int
 	trips         float64 // round trips of a migration besides its bytes
+	migration     float64 // seconds of each migration besides
 	perToken      float64 // seconds of prefill
 	fixed         float64 // seconds of each prefill besides
 }
 
 func (in inputs) link() planner.Link {
-	return planner.Link{RTT: in.rtt, Goodput: planner.Rate(in.goodput), Stripes: in.stripes}
+	return planner.Link{RTT: in.rtt, Goodput: planner.Rate(in.goodput), Stripes: in.stripes, FixedSeconds: in.migration}
 }
 
 func (in inputs) compute() planner.Compute {

@@ -103,6 +103,8 @@ type Predicted struct {
 	PrefillSecondsPerToken float64 `json:"prefill_seconds_per_token"`
 	PrefillFixedSeconds    float64 `json:"prefill_fixed_seconds"`
 	PrefillSource          string  `json:"prefill_source"` // "stated" or "measured"
+	// MigrationFixedSeconds is what a migration takes besides its round trips and bytes, from the calibration.
+	MigrationFixedSeconds float64 `json:"migration_fixed_seconds"`
 	BytesPerToken          int64   `json:"bytes_per_token"`
 	FetchSecondsPerToken   float64 `json:"fetch_seconds_per_token"`
 }
@@ -150,7 +152,9 @@ type Calibration struct {
 	Migrations         int     `json:"migrations"`
 	RTTMinSeconds      float64 `json:"rtt_min_seconds"`
 	RTTSmoothedSeconds float64 `json:"rtt_smoothed_seconds"`
-	// GoodputBps is the median over the sweep's lengths of page bits over the time from their request to the last verified page, without
+	// Lengths, in tokens, are those of the migrations that the prediction rests on: none of the sweep's, where others lie between.
+	Lengths []int64 `json:"lengths_tokens"`
+	// GoodputBps is the median over these lengths of page bits over the time from their request to the last verified page, without
 	// the request's round trip; LongestGoodputBps is that of the longest migration alone.
 	GoodputBps        float64 `json:"goodput_bps"`
 	LongestGoodputBps float64 `json:"longest_goodput_bps"`

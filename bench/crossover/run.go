@@ -89,7 +89,8 @@ type samples struct {
 // calibrated is what the calibration saw of the link.
 type calibrated struct {
 	rttMin, rttSmoothed float64 // seconds
-	goodput             float64 // bit/s, of migrations of the sweep's lengths
+	goodput             float64 // bit/s, of migrations of lengths
+	lengths             []int64 // that the prediction rests on
 	longest             float64 // bit/s, of the longest ones
 	migrations          int
 	lost                int64
