@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -156,6 +157,13 @@ func TestValidate(t *testing.T) {
 			t.Errorf("%s: error %v", field, err)
 		}
 	}
+	for _, dir := range []string{"relative", ".", "/not/there", "/dev/null"} {
+		c := ok
+		c.ArenaDir = dir
+		if in, is := errors.AsType[*InputError](c.Validate()); !is || in.Field != "arena dir" || in.Value != dir {
+			t.Errorf("arena folder %s: %v", dir, c.Validate())
+		}
+	}
 	both := ok
 	both.Repeats, both.Stripes = -1, 65
 	if err := both.Validate(); len(err.(interface{ Unwrap() []error }).Unwrap()) != 2 {
@@ -179,4 +187,16 @@ func presetOf(t *testing.T, name string) kvstore.Preset {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// Each predicted time that is off by more than a tenth is named, and no other.
+func TestCaution(t *testing.T) {
+	at := func(n int64, fetch, predictedFetch, recompute, predictedRecompute float64) Point {
+		return Point{PrefixTokens: n, Fetch: Spread{Median: fetch}, PredictedFetch: predictedFetch, Recompute: Spread{Median: recompute}, PredictedRecompute: predictedRecompute}
+	}
+	res := &Result{Rounds: 5, Points: []Point{at(32, 1, 0.89, 1, 1.09), at(48, 1, 0.91, 1, 1.11), at(64, 1, 1, 1, 1), at(80, 0, 1, 0, 1)}}
+	res.caution()
+	if len(res.warnings) != 2 || !strings.Contains(res.warnings[0], "-11.0 %: fetch of 32 tokens took 1 s, predicted 890 ms") || !strings.Contains(res.warnings[1], "+11.0 %: recompute of 48 tokens") {
+		t.Errorf("warnings %q", res.warnings)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"time"
 
 	"google.golang.org/grpc"
@@ -33,8 +34,8 @@ const (
 // bed is two daemons over one model link, all in this process.
 type bed struct {
 	net                 *wan.Network
-	dir                 string // of arenas
-	state               string // of session directories
+	dir                 folder // of arenas
+	state               folder // of session directories
 	source, destination *node
 }
 
@@ -56,10 +57,10 @@ var bedAddr = map[string]netip.Addr{
 
 // openBed starts both daemons. close is owed, also after an error.
 func (b *bed) open(cfg Config) (err error) {
-	if b.dir, err = os.MkdirTemp(cfg.ArenaDir, "kvferry-crossover-"); err != nil {
+	if b.dir, err = makeFolder(cfg.ArenaDir); err != nil {
 		return fmt.Errorf("make a folder for arenas (choose another with the arena folder): %w", err)
 	}
-	if b.state, err = os.MkdirTemp("", "kvferry-crossover-"); err != nil {
+	if b.state, err = makeFolder(os.TempDir()); err != nil {
 		return fmt.Errorf("make a folder for session directories: %w", err)
 	}
 	ca, err := certs.NewCA("kvferry bench", 0)
@@ -88,14 +89,14 @@ func (b *bed) start(cfg Config, ca *certs.CA, id, other string) (*node, error) {
 		return nil, err
 	}
 	lock := false
-	state := b.state + "/" + id
+	state := filepath.Join(b.state.path, id)
 	if err := os.Mkdir(state, 0o700); err != nil {
 		return nil, errors.Join(err, packets.Close())
 	}
 	dc := daemon.Config{
 		Node:   daemon.NodeConfig{ID: id, Region: "bench"},
 		Listen: daemon.ListenConfig{Unix: "/in/this/process", GRPC: "off", Admin: "off", QUIC: "0.0.0.0:1"},
-		Arena:  daemon.ArenaConfig{Dir: b.dir, Bytes: 4 << 20, Lock: &lock},
+		Arena:  daemon.ArenaConfig{Dir: b.dir.path, Bytes: 4 << 20, Lock: &lock},
 		Link:   daemon.LinkConfig{Stripes: cfg.Stripes, ConnectTimeout: connectTimeout(cfg.WAN), ProgressTimeout: time.Minute},
 		Peers: []daemon.PeerConfig{{
 			Node: other, Region: "bench", Address: netip.AddrPortFrom(bedAddr[other], peerPort).String(), PriorBps: cfg.WAN.Rate,
@@ -144,12 +145,7 @@ func (b *bed) close() error {
 	if b.net != nil {
 		errs = append(errs, b.net.Close())
 	}
-	for _, dir := range []string{b.dir, b.state} {
-		if dir != "" {
-			errs = append(errs, os.RemoveAll(dir))
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, b.dir.remove(), b.state.remove())...)
 }
 
 // link is the destination's view of its link with the source.

@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -58,7 +59,7 @@ type Config struct {
 	Quick bool
 	// Stripes is the number of connections, 1 to 64. Default 8.
 	Stripes int
-	// ArenaDir is a folder on a memory filesystem for the daemons' arenas. Default /dev/shm where that is, else the system's
+	// ArenaDir is a folder on a memory filesystem for the daemons' arenas, an absolute path. Default /dev/shm where that is, else the system's
 	// folder for temporary files.
 	ArenaDir string
 	// ArenaBytes bounds each daemon's arena, and with it the longest prefix, which takes half of it. Default 1 GiB.
@@ -148,6 +149,8 @@ func (c Config) Validate() error {
 	check(c.Budget >= time.Second && c.Budget <= 24*time.Hour, "budget", c.Budget, "1s to 24h")
 	check(c.Stripes >= 1 && c.Stripes <= 64, "stripes", c.Stripes, "1 to 64")
 	check(c.ArenaBytes >= 0, "arena", c.ArenaBytes, "bytes")
+	st, statErr := os.Stat(c.ArenaDir)
+	check(filepath.IsAbs(c.ArenaDir) && statErr == nil && st.IsDir(), "arena dir", c.ArenaDir, "the absolute path of a folder that exists, such as /dev/shm")
 	if err == nil {
 		c.checkLengths(preset.Layout, check)
 	}
@@ -208,6 +211,9 @@ func (c Config) params() map[string]any {
 	}
 	if c.OpenAIModel != "" {
 		p["openai_model"] = c.OpenAIModel
+	}
+	if u, err := url.Parse(c.OpenAIURL); err == nil && u.Host != "" {
+		p["openai_host"] = strings.ToLower(u.Host) // without what stands before an @
 	}
 	if c.RTT > 0 {
 		p["given_rtt_seconds"] = c.RTT.Seconds()

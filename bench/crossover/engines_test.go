@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -12,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvferry/kvferry/bench/results"
 )
 
 // endpoint is an OpenAI-compatible server that takes a fixed time and one a token.
@@ -90,6 +93,20 @@ func TestOpenAI(t *testing.T) {
 	f, err := res.File(nil)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if f.Params["openai_model"] != "served" || "http://"+f.Params["openai_host"].(string) != srv.URL {
+		t.Errorf("parameters %v do not name the model and the endpoint", f.Params)
+	}
+	for name, value := range map[string]string{"openai_model": "other", "openai_host": "elsewhere:8000"} {
+		other, err := res.File(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other.Params = maps.Clone(other.Params)
+		other.Params[name] = value
+		if un, ok := errors.AsType[*results.UnlikeError](func() error { _, err := results.Diff(f, other); return err }()); !ok || !strings.Contains(un.Error(), name) {
+			t.Errorf("results of different %s were compared", name)
+		}
 	}
 	if b, err := json.Marshal(f); err != nil || strings.Contains(string(b), "hush") {
 		t.Errorf("the key is in the result, or: %v", err)

@@ -105,8 +105,8 @@ type Predicted struct {
 	PrefillSource          string  `json:"prefill_source"` // "stated" or "measured"
 	// MigrationFixedSeconds is what a migration takes besides its round trips and bytes, from the calibration.
 	MigrationFixedSeconds float64 `json:"migration_fixed_seconds"`
-	BytesPerToken          int64   `json:"bytes_per_token"`
-	FetchSecondsPerToken   float64 `json:"fetch_seconds_per_token"`
+	BytesPerToken         int64   `json:"bytes_per_token"`
+	FetchSecondsPerToken  float64 `json:"fetch_seconds_per_token"`
 }
 
 // ErrorPct is a relative error over the lengths: predicted less measured, in hundredths of the measured.

@@ -124,6 +124,9 @@ func (r *run) measure(ctx context.Context) (err error) {
 	if r.prefill, err = openPrefiller(ctx, r.cfg, r.preset, r.bed.destination); err != nil {
 		return err
 	}
+	if o, ok := r.prefill.(*openAI); ok {
+		r.cfg.OpenAIModel = o.model // what it was measured with, if not named
+	}
 	r.tell("calibrate", 0, 0)
 	if err := r.calibratePrefill(ctx, []int64{r.block(), min(r.cfg.MaxPrefix, firstLook)}); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"math"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -51,6 +52,12 @@ func TestPredictionHolds(t *testing.T) {
 		for _, p := range res.Points {
 			if e := math.Abs(p.PredictedFetch-p.Fetch.Median) / p.Fetch.Median; e > 0.1 {
 				t.Errorf("%d tokens: fetch took %v, predicted %v", p.PrefixTokens, p.Fetch, p.PredictedFetch)
+			}
+			if e := math.Abs(p.DaemonFetch-p.Fetch.Median) / p.Fetch.Median; e > 0.1 {
+				t.Errorf("%d tokens: fetch took %v, the daemon predicted %v", p.PrefixTokens, p.Fetch, p.DaemonFetch)
+			}
+			if slices.Contains(res.Calibration.Lengths, p.PrefixTokens) || len(res.Calibration.Lengths) == 0 {
+				t.Errorf("%d tokens: the prediction rests on lengths %v", p.PrefixTokens, res.Calibration.Lengths)
 			}
 			for _, s := range p.RecomputeSamples { // a pause in virtual time is exact
 				if math.Abs(s-perToken*float64(p.PrefixTokens)) > 1e-9 {

@@ -88,11 +88,23 @@ func sayPrediction(r *crossover.Result) conclusion {
 	if x := r.Measured.Crossover; x != nil && x.Mean > 0 {
 		block = 100 * float64(r.BlockTokens) / x.Mean
 	}
+	c := r.TimeErrorPct.Recompute
+	right := math.Abs(f.Worst) <= trusted && math.Abs(c.Worst) <= trusted
+	if math.Abs(c.Worst) > trusted {
+		times += fmt.Sprintf("; its recompute times by %+.1f %% at worst, at %d tokens", c.Worst, c.WorstTokens)
+	}
 	switch e := r.ErrorPct; {
+	case e != nil && math.Abs(*e) <= max(trusted, block) && !right:
+		return conclusion{
+			Head: "Trust the planner's crossover, not each of its times", Doubt: true,
+			Text: fmt.Sprintf("The planner's crossover, %.0f tokens, was off by %+.1f %%, but %s.", *r.Predicted.Crossover, *e, times),
+		}
 	case e != nil && math.Abs(*e) <= max(trusted, block):
 		return conclusion{Head: "Trust the planner here", Text: fmt.Sprintf("The planner's crossover, %.0f tokens, was off by %+.1f %%, and %s.", *r.Predicted.Crossover, *e, times)}
 	case e != nil:
 		return conclusion{Head: "Do not trust the planner here", Doubt: true, Text: fmt.Sprintf("The planner's crossover, %.0f tokens, was off by %+.1f %%, and %s.", *r.Predicted.Crossover, *e, times)}
+	case (r.Predicted.Crossover == nil) == (r.Measured.Crossover == nil) && !right:
+		return conclusion{Head: "Trust the planner's verdict, not each of its times", Doubt: true, Text: "The planner predicts no crossover either, but " + times + "."}
 	case (r.Predicted.Crossover == nil) == (r.Measured.Crossover == nil):
 		return conclusion{Head: "Trust the planner here", Text: "The planner predicts no crossover either; " + times + "."}
 	}
@@ -106,9 +118,11 @@ func sayRoundTrips(r *crossover.Result) *conclusion {
 		return nil
 	}
 	trips := r.Measured.Fetch.FixedSeconds / p.RTTSeconds
-	s := fmt.Sprintf("Besides its bytes a migration takes %.2f round trips, %s; the planner charges %g.", trips, results.Format(r.Measured.Fetch.FixedSeconds, "s"), p.RoundTrips)
-	if math.Abs(trips-p.RoundTrips) > 0.5 {
-		s += fmt.Sprintf(" Setting link.round_trips to %.1f would bring it nearer.", trips)
+	charged := p.RoundTrips*p.RTTSeconds + p.MigrationFixedSeconds
+	s := fmt.Sprintf("Besides its bytes a migration takes %s, %.2f round trips; the planner charges %s: %g round trips and %s that earlier migrations took besides.",
+		results.Format(r.Measured.Fetch.FixedSeconds, "s"), trips, results.Format(charged, "s"), p.RoundTrips, results.Format(p.MigrationFixedSeconds, "s"))
+	if math.Abs(r.Measured.Fetch.FixedSeconds-charged) > 0.5*p.RTTSeconds {
+		s += fmt.Sprintf(" Setting link.round_trips to %.1f would bring it nearer, until the daemon has learned it from its own migrations.", trips)
 	}
 	return &conclusion{Head: "What a migration costs to start", Text: s}
 }

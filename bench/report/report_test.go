@@ -155,6 +155,15 @@ func TestConclusions(t *testing.T) {
 		{"crosses", results.KindCrossover, crossing(), []string{"Fetch what is longer than 144 tokens", "Trust the planner here", "What a migration costs to start"}, 0, "from 144 tokens on, recompute those below 96"},
 		{"far off", results.KindCrossover, cross(func(c *crossover.Result) { c.ErrorPct = ptr(-40.0) }), []string{"Fetch what is longer than 144 tokens", "Do not trust the planner here", "What a migration costs to start"}, 1, "off by -40.0 %"},
 		{"within a block", results.KindCrossover, cross(func(c *crossover.Result) { c.ErrorPct = ptr(13.0) }), []string{"Fetch what is longer than 144 tokens", "Trust the planner here", "What a migration costs to start"}, 0, "+13.0 %"},
+		{"times off", results.KindCrossover, cross(func(c *crossover.Result) { c.TimeErrorPct.Fetch = crossover.ErrorPct{Worst: -17.8, WorstTokens: 48} }), []string{"Fetch what is longer than 144 tokens", "Trust the planner's crossover, not each of its times", "What a migration costs to start"}, 1, "but its fetch times were off by 0.0 % in the median and -17.8 % at worst, at 48 tokens"},
+		{"recompute times off", results.KindCrossover, cross(func(c *crossover.Result) { c.TimeErrorPct.Recompute = crossover.ErrorPct{Worst: 10.1, WorstTokens: 32} }), []string{"Fetch what is longer than 144 tokens", "Trust the planner's crossover, not each of its times", "What a migration costs to start"}, 1, "its recompute times by +10.1 % at worst, at 32 tokens"},
+		{"never, times off", results.KindCrossover, cross(func(c *crossover.Result) {
+			c.Measured.Verdict, c.Measured.Crossover, c.Predicted.Crossover, c.ErrorPct = crossover.NeverPays, nil, nil, nil
+			c.TimeErrorPct.Fetch.Worst = 11
+		}), []string{"Recompute", "Trust the planner's verdict, not each of its times", "What a migration costs to start"}, 1, "but its fetch times"},
+		{"fixed cost charged", results.KindCrossover, cross(func(c *crossover.Result) {
+			c.Measured.Fetch.FixedSeconds, c.Predicted.MigrationFixedSeconds = 0.35, 0.14
+		}), []string{"Fetch what is longer than 144 tokens", "Trust the planner here", "What a migration costs to start"}, 0, "the planner charges 350 ms: 3 round trips and 140 ms"},
 		{"machine", results.KindCrossover, cross(func(c *crossover.Result) { c.LimitedBy = crossover.LimitMachine }), []string{"Fetch what is longer than 144 tokens", "Trust the planner here"}, 1, "The machine, not the link"},
 		{"never", results.KindCrossover, cross(func(c *crossover.Result) {
 			c.Measured.Verdict, c.Measured.Crossover, c.Predicted.Crossover, c.ErrorPct = crossover.NeverPays, nil, nil, nil

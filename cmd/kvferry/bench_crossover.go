@@ -42,8 +42,8 @@ the prefill of as many tokens: a pause of --prefill-us-per-token (a GPU of that 
 engine, on this processor), or the time to the first token at --openai (vLLM, SGLang and others), with prompts that no cache knows.
 A key for it is read from ` + openAIKeyVariable + `.
 
-The planner predicts before the sweep, from the round-trip time and goodput that a few migrations of the same lengths showed, or
-from --rtt, --goodput and --round-trips. Lengths are multiples of the model's block about the predicted crossover.
+The planner predicts before the sweep, from what migrations of other lengths showed: round-trip time, goodput and the constant
+cost of a migration, or from --rtt, --goodput and --round-trips. Lengths are multiples of the model's block about the predicted crossover.
 
 Less than a minute; --quick a quarter of that. On a busy machine the processor and not the link sets the time of a fetch,
 which the output then says.`,
@@ -70,7 +70,7 @@ which the output then says.`,
 	fl.Var(newDuration(&c.cfg.Budget, 0, time.Second), "budget", "how long the rounds may take (default 45s, with --quick 15s)")
 	fl.BoolVar(&c.cfg.Quick, "quick", false, "fewer lengths and rounds")
 	fl.Var(newCount(&c.stripes, 8, 1, 64), "stripes", "connections of the link")
-	fl.StringVar(&c.cfg.ArenaDir, "arena-dir", "", "a folder on a memory filesystem for the daemons' arenas (default /dev/shm)")
+	fl.StringVar(&c.cfg.ArenaDir, "arena-dir", "", "a folder on a memory filesystem for the daemons' arenas, an absolute path (default /dev/shm)")
 	fl.Var(newBytes(&c.cfg.ArenaBytes, 1<<30, 1<<20, 1<<40), "arena-bytes", "most that each daemon's arena may take; half of it bounds the prefix")
 	fl.Uint64Var(&c.cfg.Seed, "seed", 0, "of bytes, order and the bootstrap")
 	fl.StringVar(&c.out, "out", "", "draw both times over the prefix length to this file, .svg or .png")
