@@ -3,6 +3,7 @@ package queue
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -24,15 +25,20 @@ func (r *Result) conclude() string {
 func (r *Result) concludeLink() string {
 	var b strings.Builder
 	var slopes []string
-	overlaps, points, late := 0, 0, false
+	overlaps, points, conclusive, late := 0, 0, 0, false
+	coarsest := 0.0
 	for _, p := range r.Points {
 		if p.QUIC == nil {
 			continue
 		}
 		points++
 		late = late || p.late()
-		if p.QUIC.Overlaps {
-			overlaps++
+		if p.QUIC.Conclusive {
+			conclusive++
+			coarsest = max(coarsest, p.QUIC.Detectable)
+			if p.QUIC.Overlaps {
+				overlaps++
+			}
 		}
 		if p.SizeSlope != nil {
 			slopes = append(slopes, fmt.Sprintf("%.2f at %v (%.2f if the link were shared at every instant, 0 if first come were first served)", *p.SizeSlope, p.Utilization, p.Utilization/(1-p.Utilization)))
@@ -44,6 +50,10 @@ func (r *Result) concludeLink() string {
 	if !r.Link.Calibrated {
 		return "Real QUIC says nothing here: a lone transfer did not behave like one server of the link's rate (see the warnings)."
 	}
+	if conclusive == 0 {
+		fmt.Fprintf(&b, "Real QUIC decides nothing here: %d of %d utilizations are inconclusive (see the warnings).", points, points)
+		return b.String()
+	}
 	what := map[string]string{
 		"fifo":   "first come, first served",
 		"ps":     "processor sharing",
@@ -53,7 +63,11 @@ func (r *Result) concludeLink() string {
 	if len(slopes) > 0 {
 		fmt.Fprintf(&b, ": each second of a job's own service adds %s seconds of wait", strings.Join(slopes, ", "))
 	}
-	fmt.Fprintf(&b, "; the measured mean wait agrees with the simulated one at %d of %d utilizations.", overlaps, points)
+	fmt.Fprintf(&b, ". The measured mean wait overlaps that of the law fixed beforehand (the sender's own order, simulated) at %d of %d utilizations, where a difference of %.0f %% would mostly have shown.",
+		overlaps, conclusive, 100*coarsest)
+	if conclusive < points {
+		fmt.Fprintf(&b, " %d of %d utilizations are inconclusive (see the warnings).", points-conclusive, points)
+	}
 	if late {
 		b.WriteString(" This machine was too busy at times, so take that with care.")
 	}
@@ -151,7 +165,8 @@ func (r *Result) concludeBacklog() string {
 
 // verdict says which law a planner should use for this sender.
 func (r *Result) verdict() string {
-	if r.Link == nil || !r.Link.Calibrated || r.Crossover == nil {
+	decided := slices.ContainsFunc(r.Points, func(p Point) bool { return p.QUIC != nil && p.QUIC.Conclusive })
+	if r.Link == nil || !r.Link.Calibrated || r.Crossover == nil || !decided {
 		return ""
 	}
 	switch r.Link.Discipline {

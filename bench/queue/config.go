@@ -33,12 +33,16 @@ type Config struct {
 	LinkUtilizations []float64
 	// LinkOff leaves real QUIC out.
 	LinkOff bool
-	// Duration is how long jobs arrive at each utilization of the link, 500 ms to 10 minutes. Default 18 s; quick: 3 s.
+	// Duration is how long jobs arrive at most at each utilization of the link, 500 ms to 10 minutes. Default 75 s; quick: 3 s.
 	Duration time.Duration
+	// Precision ends the arrivals earlier, when the 95 % interval of the mean wait is at most so much of the mean to either side
+	// and its batches do not correlate: 0.01 to 1. A point that has not come so far within Duration is marked inconclusive.
+	// Default 0.2; quick: 1; negative: jobs arrive for all of Duration, and no width is too wide.
+	Precision float64
 	// WAN is the link. Zero means DefaultWAN; it must have a rate.
 	WAN wan.Model
 	// JobBytes is the mean size of a fetch over the link, exponential, in bytes of pages of 4 KiB: 16 KiB to 64 MiB. Default
-	// 128 KiB.
+	// 64 KiB.
 	JobBytes int64
 	// ChunkBytes is the most that the sender writes of a transfer in its turn, 4 KiB to 4 MiB. Default an eighth of JobBytes
 	// in whole pages, at most 1 MiB.
@@ -51,8 +55,9 @@ type Config struct {
 	Progress *results.Progress
 }
 
-// DefaultWAN is the link of the measurements over QUIC: slow enough that a laptop's processor does not set the numbers.
-func DefaultWAN() wan.Model { return wan.Model{RTT: 20 * time.Millisecond, Rate: 30e6} }
+// DefaultWAN is the link of the measurements over QUIC: slow enough that a laptop's processor does not set the numbers, fast
+// enough that a minute holds the thousands of jobs without which a mean wait is luck.
+func DefaultWAN() wan.Model { return wan.Model{RTT: 10 * time.Millisecond, Rate: 120e6} }
 
 // InputError is a value that is not allowed.
 type InputError struct{ Field, Value, Allowed string }
@@ -100,9 +105,10 @@ func (c Config) withDefaults() Config {
 	c.Jobs = orDefault(c.Jobs, pick(c.Quick, 100_000, 1_000_000))
 	c.Spread = orDefault(c.Spread, 4)
 	c.Replications = orDefault(c.Replications, pick(c.Quick, 10, 20))
-	c.Duration = orDefault(c.Duration, pick(c.Quick, 3*time.Second, 18*time.Second))
+	c.Duration = orDefault(c.Duration, pick(c.Quick, 3*time.Second, 75*time.Second))
+	c.Precision = orDefault(c.Precision, pick(c.Quick, 1, .2))
 	c.WAN = orDefault(c.WAN, DefaultWAN())
-	c.JobBytes = orDefault(c.JobBytes, 128<<10)
+	c.JobBytes = orDefault(c.JobBytes, 64<<10)
 	c.ChunkBytes = orDefault(c.ChunkBytes, int(min(max(c.JobBytes/8/pageBytes, 1)*pageBytes, 1<<20)))
 	c.Stripes = orDefault(c.Stripes, 1)
 	return c
@@ -133,6 +139,7 @@ func (c Config) Validate() error {
 	}
 	each("link utilizations", c.LinkUtilizations, maxLinkLoad, 20)
 	check(c.Duration >= 500*time.Millisecond && c.Duration <= maxDuration, "duration", c.Duration, fmt.Sprintf("500ms to %v", maxDuration))
+	check(c.Precision < 0 || c.Precision >= .01 && c.Precision <= 1, "precision", c.Precision, "0.01 to 1, or negative for none")
 	check(c.JobBytes >= 4*pageBytes && c.JobBytes <= maxJobBytes, "job bytes", c.JobBytes, "16 KiB to 64 MiB")
 	check(c.ChunkBytes >= pageBytes && c.ChunkBytes <= 4<<20, "chunk bytes", c.ChunkBytes, "4 KiB to 4 MiB")
 	check(c.Stripes >= 1 && c.Stripes <= 64, "stripes", c.Stripes, "1 to 64 connections")
@@ -152,6 +159,7 @@ func (c Config) params() map[string]any {
 	}
 	if !c.LinkOff {
 		p["link_utilizations"], p["duration_seconds"], p["wan"] = c.LinkUtilizations, c.Duration.Seconds(), c.WAN.String()
+		p["precision"] = c.Precision
 		p["job_bytes"], p["chunk_bytes"], p["stripes"] = c.JobBytes, c.ChunkBytes, c.Stripes
 	}
 	return p

@@ -23,9 +23,15 @@
 //
 // Over real QUIC, two agents of package transfer are joined by the in-memory link of package wan, in real time. Lone transfers
 // of several sizes give the link's rate and the time that does not depend on size; then fetches of exponential sizes arrive
-// as a Poisson process; of many draws the one is taken whose load and simulated wait are nearest to their expectations, because
-// the mean wait of a few hundred jobs is mostly luck. The wait is completion less arrival less what the fetch would take alone. The same arrivals and
-// sizes go through the simulator under each order, and the nearest is named.
+// as a Poisson process until the 95 % interval of the mean wait, by batch means, is narrow enough (Config.Precision) and
+// its batches do not correlate, or Config.Duration is over, which leaves the point inconclusive. The wait is completion less
+// arrival less what the fetch would take alone.
+//
+// The law that counts over QUIC is [LinkLaw], fixed beforehand: the sender's own order, simulated at that utilization with many
+// jobs. The two intervals overlap or do not; LinkPoint.Detectable says which difference would have kept them apart four
+// times in five. To end as soon as the interval is narrow makes it a little too narrow on average; looks are few, and none
+// before a thousand jobs. The same arrivals and sizes also go through the simulator under each order, job by job, and the
+// nearest is named: that describes and decides nothing.
 //
 // # What the sender does
 //
@@ -44,6 +50,6 @@
 // # Limitations
 //
 // Arrivals are Poisson and independent of the waits: callers that stop asking while they wait see less. The link's part works
-// in real time: on a busy machine the processor, not the link, sets the waits; LinkPoint.LateSeconds and a warning say so.
+// in real time: on a busy machine the processor, not the link, sets the waits; LinkPoint.LateP99Seconds and a warning say so.
 // Interrupting a run drops the point that is being measured.
 package queue

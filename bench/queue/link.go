@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -60,14 +59,12 @@ func measureLink(ctx context.Context, cfg Config, res *Result) (err error) {
 		res.Link.Calibrated = true
 	}
 	for _, rho := range cfg.LinkUtilizations {
-		p, err := b.measure(ctx, cfg, rho, size, idle)
+		p, e, err := b.measure(ctx, cfg, rho, size, idle)
 		if err != nil {
 			return fmt.Errorf("measure link at utilization %v: %w", rho, err)
 		}
+		res.judge(&p, e, cfg.Precision)
 		res.Points = append(res.Points, p)
-		if late := p.QUIC.LateSeconds; p.late() {
-			res.warn("at utilization %v over QUIC a job started %.0f ms late, more than the %.0f ms that one takes: this machine was too busy, not the link", rho, 1e3*late, 1e3*p.ServiceSeconds)
-		}
 	}
 	return nil
 }
@@ -117,90 +114,84 @@ func (b *testbed) calibrate(ctx context.Context, size geometric) (unloaded, erro
 }
 
 // late says that the machine, not the link, may have set the waits.
-func (p Point) late() bool { return p.QUIC != nil && p.QUIC.LateSeconds > p.ServiceSeconds }
+func (p Point) late() bool { return p.QUIC != nil && p.QUIC.LateP99Seconds > p.ServiceSeconds }
 
 // fetched is what the jobs of one utilization did.
 type fetched struct {
 	jobs    []job // arrivals as they were, service as an idle link would take, without propagation
 	wait    []float64
 	backlog []float64
-	late    float64
+	late    []float64 // how long after its time each job started
+	seconds float64   // in which they arrived
 }
 
-// measure runs jobs at one utilization and compares them with the simulator.
-func (b *testbed) measure(ctx context.Context, cfg Config, rho float64, size geometric, idle unloaded) (Point, error) {
+// measure runs jobs at one utilization until the mean wait is known well enough, or Duration is over, and compares them with the
+// simulator.
+func (b *testbed) measure(ctx context.Context, cfg Config, rho float64, size geometric, idle unloaded) (Point, estimate, error) {
 	mean, scv := size.moments()
 	service := mean / idle.rate
 	n := max(2*linkBatches, int(rho/service*cfg.Duration.Seconds()))
-	jobs := representative(n, rho, size, idle, newRand(cfg.Seed, fmt.Sprintf("link %v", rho)))
-	cfg.Progress.Stage(fmt.Sprintf("real QUIC at utilization %v", rho), float64(n))
+	rng := newRand(cfg.Seed, fmt.Sprintf("link %v", rho))
+	jobs := poisson(n, rho/service, rng, func() float64 { return float64(size.draw(rng)*pageBytes) / idle.rate })
+	cfg.Progress.Stage(fmt.Sprintf("real QUIC at utilization %v, at most", rho), float64(n))
 	before := b.dropped()
-	got, err := b.load(ctx, jobs, idle, cfg.Progress)
+	got, err := b.load(ctx, jobs, idle, cfg)
 	if err != nil {
-		return Point{}, err
+		return Point{}, estimate{}, err
 	}
+	n = len(got.jobs)
 	skip := warmUp(n)
-	wait, lag, err := results.BatchMeans(got.wait[skip:], linkBatches, 0)
+	wait, err := estimateOf(got.wait)
 	if err != nil {
-		return Point{}, fmt.Errorf("waits: %w", err)
+		return Point{}, estimate{}, fmt.Errorf("waits: %w", err)
 	}
 	replays, err := replay(got, skip, cfg, idle)
 	if err != nil {
-		return Point{}, err
+		return Point{}, estimate{}, err
 	}
 	p := Point{
 		Source: SourceQUIC, Discipline: replays[0].Discipline, Service: Exponential, Utilization: rho,
 		ServiceSeconds: service, ServiceSCV: scv, Jobs: n - skip,
 		Wait:         Wait{Measured: wait.Value, Laws: lawsAt(rho, service, scv), Backlog: meanOf(got.backlog[skip:])},
-		WaitInterval: Interval{Low: wait.Low, High: wait.High, Level: wait.Level, Lag1: lag},
+		WaitInterval: Interval{Low: wait.Low, High: wait.High, Level: wait.Level, Lag1: wait.lag1},
 		Backlog:      errorsOf(got.backlog[skip:], got.wait[skip:]),
 		SizeSlope:    slopeOf(got.jobs[skip:], got.wait[skip:]),
 		samples:      batchMeans(got.wait[skip:], linkBatches),
-		QUIC:         &LinkPoint{Replays: replays, LateSeconds: got.late, LostPackets: b.dropped() - before, Offered: offered(got.jobs)},
+		QUIC: &LinkPoint{
+			Law: LinkLaw, Replays: replays, LateSeconds: slices.Max(got.late), LateP99Seconds: results.Quantile(got.late, .99), Seconds: got.seconds,
+			LostPackets: b.dropped() - before, Offered: offered(got.jobs),
+		},
 	}
-	law, err := simulatedWait(cfg, replays[0], rho, size, idle)
+	law, err := simulatedWait(cfg, LinkLaw, rho, size, idle)
 	if err != nil {
-		return Point{}, err
+		return Point{}, estimate{}, err
 	}
 	p.QUIC.Simulated = Measured{Mean: law.Value, Low: law.Low, High: law.High}
 	p.QUIC.Overlaps = wait.Overlaps(law)
-	return p, nil
+	p.QUIC.Detectable = detectable(wait.Estimate, p.samples, law)
+	return p, wait, nil
 }
 
-// representative draws Poisson arrivals of a utilization many times and returns the draw whose load and simulated wait are
-// nearest to their expectations. The mean wait of a few hundred jobs is mostly the luck of the draw, which says
-// nothing about the link; what the link makes of the jobs plays no part in the choice.
-func representative(n int, rho float64, size geometric, idle unloaded, rng *rand.Rand) []job {
-	mean, scv := size.moments()
-	service := mean / idle.rate
-	want := lawsAt(rho, service, scv).PS
-	var best []job
-	least := math.Inf(1)
-	for range max(1, min(maxDraws, 1_000_000/n)) {
-		jobs := poisson(n, rho/service, rng, func() float64 { return float64(size.draw(rng)*pageBytes) / idle.rate })
-		wait := meanOf(ProcessorSharing().serve(jobs).wait[warmUp(n):])
-		if off := math.Abs(wait/want-1) + math.Abs(offered(jobs)/rho-1); off < least {
-			best, least = jobs, off
-		}
-	}
-	return best
-}
-
-// maxDraws is how many draws representative looks at.
-const maxDraws = 200
-
-// linkBatches is how many a measured series is cut into: few, since it is short.
-const linkBatches = 10
-
-// load starts each job when it arrives and waits for them all.
-func (b *testbed) load(ctx context.Context, jobs []job, idle unloaded, progress *results.Progress) (fetched, error) {
-	got := fetched{jobs: make([]job, len(jobs)), wait: make([]float64, len(jobs)), backlog: make([]float64, len(jobs))}
-	errs := make([]error, len(jobs))
+// load starts each job when it arrives, until the mean wait of those that are done is known well enough, and waits for all that
+// were started.
+func (b *testbed) load(ctx context.Context, jobs []job, idle unloaded, cfg Config) (got fetched, err error) {
+	n := len(jobs)
+	got = fetched{jobs: make([]job, n), wait: make([]float64, n), backlog: make([]float64, n), late: make([]float64, n)}
+	errs := make([]error, n)
+	done := newPrefix(n)
+	look := firstLook
 	var wg sync.WaitGroup
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	start := time.Now()
 	for i, j := range jobs {
+		if i >= look {
+			look = int(float64(i) * lookAgain)
+			if enough(got.wait[:done.len()], cfg.Precision) {
+				n = i
+				break
+			}
+		}
 		timer.Reset(max(0, time.Duration(j.at*1e9)-time.Since(start)))
 		select {
 		case <-timer.C:
@@ -209,21 +200,45 @@ func (b *testbed) load(ctx context.Context, jobs []job, idle unloaded, progress 
 			return got, context.Cause(ctx)
 		}
 		at := time.Since(start).Seconds()
-		got.late = max(got.late, at-j.at)
+		got.late[i], got.seconds = max(0, at-j.at), at
 		got.jobs[i] = job{at: at, service: j.service}
 		got.backlog[i] = float64(b.served.Stats().QueuedBytes) / idle.rate
 		wg.Go(func() {
 			var took float64
 			took, errs[i] = b.fetch(ctx, int(math.Round(j.service*idle.rate/pageBytes)))
 			got.wait[i] = took - idle.seconds - j.service
-			progress.Add(1)
+			done.add(i)
+			cfg.Progress.Add(1)
 		})
 	}
 	wg.Wait()
 	if ctx.Err() != nil {
 		return got, context.Cause(ctx)
 	}
+	got.jobs, got.wait, got.backlog, got.late = got.jobs[:n], got.wait[:n], got.backlog[:n], got.late[:n]
 	return got, errors.Join(errs...)
+}
+
+// prefix counts the first jobs that are all done. What they wrote before add may be read after len.
+type prefix struct {
+	mu   sync.Mutex
+	done []bool
+	n    int
+}
+
+func newPrefix(n int) *prefix { return &prefix{done: make([]bool, n)} }
+
+func (p *prefix) add(i int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.done[i] = true; p.n < len(p.done) && p.done[p.n]; p.n++ {
+	}
+}
+
+func (p *prefix) len() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.n
 }
 
 // orders are the disciplines that a measurement is held against.
@@ -258,19 +273,19 @@ func replay(got fetched, skip int, cfg Config, idle unloaded) ([]Replay, error) 
 }
 
 // simulatedWait is the simulator's mean wait of a discipline with many jobs of the link's sizes.
-func simulatedWait(cfg Config, r Replay, rho float64, size geometric, idle unloaded) (results.Estimate, error) {
+func simulatedWait(cfg Config, order string, rho float64, size geometric, idle unloaded) (results.Estimate, error) {
 	rng := newRand(cfg.Seed, fmt.Sprintf("law of the link %v", rho))
 	mean, _ := size.moments()
 	jobs := poisson(cfg.Jobs, rho*idle.rate/mean, rng, func() float64 {
 		return float64(size.draw(rng)*pageBytes) / idle.rate
 	})
 	for _, d := range orders(cfg, idle) {
-		if d.Name == r.Discipline {
+		if d.Name == order {
 			e, _, err := results.BatchMeans(d.serve(jobs).wait[warmUp(cfg.Jobs):], batches, 0)
 			return e, err
 		}
 	}
-	return results.Estimate{}, fmt.Errorf("BUG: discipline %q is not among the orders", r.Discipline)
+	return results.Estimate{}, fmt.Errorf("BUG: discipline %q is not among the orders", order)
 }
 
 // dropped is how many packets the link from the source has dropped.

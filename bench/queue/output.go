@@ -88,20 +88,17 @@ func (r *Result) replayTable() *results.Table {
 			{Name: "measured less simulated", Unit: "s"},
 			{Name: "RMS", Unit: "s"},
 			{Name: "correlation"},
-			{Name: "law overlaps", Left: true},
+			{Name: "law overlaps", Left: true}, // of the law that counts
 		},
 	}
 	for _, p := range r.Points {
 		if p.QUIC == nil {
 			continue
 		}
-		for i, y := range p.QUIC.Replays {
+		for _, y := range p.QUIC.Replays {
 			overlaps := ""
-			if i == 0 {
-				overlaps = "no"
-				if p.QUIC.Overlaps {
-					overlaps = "yes"
-				}
+			if y.Discipline == p.QUIC.Law {
+				overlaps = p.QUIC.verdict()
 			}
 			t.Row(p.Utilization, p.QUIC.Offered, y.Discipline, y.Mean,
 				results.Estimate{Value: y.Difference.Mean, Low: y.Difference.Low, High: y.Difference.High, Level: results.DefaultLevel}, y.RMS, y.Correlation, overlaps)
@@ -111,10 +108,27 @@ func (r *Result) replayTable() *results.Table {
 		t.Notes = []string{
 			fmt.Sprintf("link %s, %d connections, chunks of %s: a lone transfer takes %s and its bytes at %s (R² %.4f)", l.WAN, l.Stripes,
 				results.Format(float64(l.ChunkBytes), "B"), results.Format(l.UnloadedSeconds, "s"), results.Format(l.RateBps, "bps"), l.R2),
-			"sender: transfers in turn, a chunk each, as many chunks at a time as are being written",
+			"sender: transfers in turn, a chunk each, as many chunks at a time as are being written; it is the law that counts, fixed beforehand",
+		}
+	}
+	for _, p := range r.Points {
+		if q := p.QUIC; q != nil {
+			t.Notes = append(t.Notes, fmt.Sprintf("at %v: %d jobs in %.0f s, mean wait to ±%.0f %%, neighbouring batches correlate by %.2f; power: a mean wait off by %.0f %% or more would be found apart in four of five runs",
+				p.Utilization, p.Jobs, q.Seconds, 100*q.HalfWidth, p.WaitInterval.Lag1, 100*q.Detectable))
 		}
 	}
 	return t
+}
+
+// verdict is what the overlap says.
+func (q *LinkPoint) verdict() string {
+	switch {
+	case !q.Conclusive:
+		return "inconclusive"
+	case q.Overlaps:
+		return "yes"
+	}
+	return "no"
 }
 
 // plotFrom and plotTo are the utilizations over which laws are drawn.

@@ -67,8 +67,8 @@ type Wait struct {
 	Backlog float64 `json:"backlog"`
 }
 
-// Interval bounds the mean wait, seconds, by batch means. Lag1 is the correlation of neighbouring batches: above about 0.2
-// the interval is too narrow.
+// Interval bounds the mean wait, seconds, by batch means. Lag1 is the correlation of neighbouring batches: where it is above
+// what chance makes of none (0.37 with 20 batches) the interval is too narrow.
 type Interval struct {
 	Low   float64 `json:"low"`
 	High  float64 `json:"high"`
@@ -142,15 +142,29 @@ type Link struct {
 type LinkPoint struct {
 	// Offered is the utilization that the arrivals drawn really make.
 	Offered float64 `json:"offered"`
-	// Simulated is the simulator's mean wait of the discipline at the point's Utilization, by many jobs.
+	// Law is the order that counts, fixed before measuring: LinkLaw.
+	Law string `json:"law"`
+	// Simulated is the simulator's mean wait of the law at the point's Utilization, by many jobs.
 	Simulated Measured `json:"simulated"`
-	// Overlaps says that its interval and the measured one share a point.
+	// Overlaps says that its interval and the measured one share a point. It decides something only if Conclusive.
 	Overlaps bool `json:"overlaps"`
+	// HalfWidth is half of the measured interval over the mean: 0.2 is ±20 %.
+	HalfWidth float64 `json:"half_width"`
+	// Detectable is the test's power: a mean wait that differs from the law's by this share of it keeps the two intervals apart
+	// in four of five such measurements. Smaller differences may well go unseen. Orders with the same mean, as first come, first
+	// served and sharing have for exponential sizes, it does not tell apart; SizeSlope and Replays do.
+	Detectable float64 `json:"detectable"`
+	// Conclusive says that the interval is as narrow as was asked for, that neighbouring batches do not correlate, and that the
+	// machine kept up.
+	Conclusive bool `json:"conclusive"`
+	// Seconds is how long jobs arrived.
+	Seconds float64 `json:"seconds"`
 	// Replays are the same arrivals and sizes in the simulator, one a discipline, nearest first.
 	Replays []Replay `json:"replays"`
-	// LateSeconds is the latest that a job started after its time: above the mean service time the machine, not the link, may
-	// have set the waits.
-	LateSeconds float64 `json:"late_seconds"`
+	// LateSeconds is the latest that a job started after its time, and LateP99Seconds how late 99 of 100 jobs were at most:
+	// with that above the mean service time the machine, not the link, may have set the waits.
+	LateSeconds    float64 `json:"late_seconds"`
+	LateP99Seconds float64 `json:"late_p99_seconds"`
 	// LostPackets are those that the link's queue dropped.
 	LostPackets int64 `json:"lost_packets"`
 }

@@ -40,7 +40,7 @@ func TestRunReal(t *testing.T) {
 			t.Errorf("point %+v", p)
 		}
 	}
-	if l := res.Link; l.RateBps < 1e6 || l.RateBps > 60e6 || l.Discipline == "" {
+	if l := res.Link; l.RateBps < 1e6 || l.RateBps > 240e6 || l.Discipline == "" {
 		t.Errorf("link %+v", *l)
 	}
 	path := filepath.Join(t.TempDir(), "queue.json")
