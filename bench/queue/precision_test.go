@@ -1,7 +1,6 @@
 package queue
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -163,7 +162,7 @@ func TestPrefix(t *testing.T) {
 	for seen := 0; seen < n; seen = p.len() {
 		for i, v := range wrote[:p.len()] {
 			if v != i+1 {
-				t.Fatal(fmt.Sprintf("job %d is done and wrote %d", i, v))
+				t.Fatalf("job %d is done and wrote %d", i, v)
 			}
 		}
 	}
