@@ -248,10 +248,13 @@ func (r *run) limit(res *Result) (by, why string) {
 		return LimitMachine, "the model link has no rate: " + state
 	}
 	window := float64(c.Stripes) * planner.DefaultWindowPackets * planner.DefaultPacketBytes * 8 / max(c.RTTMinSeconds, 1e-9)
+	late := m.LagP99 >= lateLag.Seconds() || m.ReceiverDrops > 0 // during the rounds, whatever the link gave before them
 	switch share := c.LongestGoodputBps / rate; {
+	case share >= fullShare*payloadShare && late:
+		return LimitMachine, "before the rounds the link was full; during them the machine had no time: " + state
 	case share >= fullShare*payloadShare:
 		return LimitLink, fmt.Sprintf("the longest migrations got %.2f of the link's rate, about what is left beside headers", share)
-	case m.CPUShare >= busyShare || m.LagP99 >= lateLag.Seconds() || m.ReceiverDrops > 0:
+	case m.CPUShare >= busyShare || late:
 		return LimitMachine, fmt.Sprintf("the longest migrations got %.2f of the link's rate, and the machine had no time: %s", share, state)
 	case window < rate:
 		return LimitWindow, fmt.Sprintf("%d connections' windows let %s through at this round-trip time", c.Stripes, results.Format(window, "bps"))

@@ -200,3 +200,30 @@ func TestCaution(t *testing.T) {
 		t.Errorf("warnings %q", res.warnings)
 	}
 }
+
+// What set the number: a machine that was late during the rounds is named even where the link was full before them.
+func TestLimit(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		link  string
+		share float64
+		state MachineState
+		want  string
+	}{
+		{"full", "rtt=70ms,rate=1Gbps", 0.95, MachineState{CPUShare: 0.2, LagP99: 2e-3}, LimitLink},
+		{"full, then late", "rtt=70ms,rate=1Gbps", 0.95, MachineState{CPUShare: 0.2, LagP99: 17e-3}, LimitMachine},
+		{"full, then dropped", "rtt=70ms,rate=1Gbps", 0.95, MachineState{ReceiverDrops: 1}, LimitMachine},
+		{"busy", "rtt=70ms,rate=1Gbps", 0.5, MachineState{CPUShare: 0.9}, LimitMachine},
+		{"windows", "rtt=70ms,rate=100Gbps", 0.1, MachineState{}, LimitWindow},
+		{"loss", "rtt=70ms,rate=1Gbps,loss=0.001", 0.5, MachineState{}, LimitLoss},
+		{"congestion", "rtt=70ms,rate=1Gbps", 0.5, MachineState{}, LimitCongestion},
+		{"no rate", "rtt=70ms", 0, MachineState{}, LimitMachine},
+	} {
+		m := link(t, tc.link)
+		r := &run{cfg: Config{WAN: m}}
+		by, why := r.limit(&Result{Machine: tc.state, Calibration: Calibration{Stripes: 8, RTTMinSeconds: 0.07, LongestGoodputBps: tc.share * m.Rate}})
+		if by != tc.want || why == "" {
+			t.Errorf("%s: %s, %s; want %s", tc.name, by, why, tc.want)
+		}
+	}
+}
