@@ -16,6 +16,10 @@ const (
 	fetchMaxAge = time.Hour
 	// From leastFixed fetches on their constant cost is charged, from leastSpread on their spread is known.
 	leastFixed, leastSpread = 3, 5
+	// From leastLine fetches on, the largest of which moved lineRange times what the smallest did, a line through them gives a rate. It is
+	// believed while it is within lineTrust of what the last transfers showed: where the link has changed it lags behind.
+	leastLine            = 6
+	lineRange, lineTrust = 2.0, 1.5
 	// The spread of fetches is taken for at least leastFetchSpread: a few that took equally long do not prove that all will.
 	leastFetchSpread, mostFetchSpread = 0.01, 1.0
 	// mostFixed is the largest constant cost, in seconds, beside the price itself.
@@ -40,7 +44,8 @@ func (f *fetches) add(bytes int64, seconds float64, now time.Time) {
 
 // pastFetches is what past migrations tell of the next one. Zero: nothing.
 type pastFetches struct {
-	fixed  float64 // seconds
+	rate   planner.Rate // of a line through them; 0: none
+	fixed  float64      // seconds
 	source string
 	spread float64 // standard deviation over the expectation
 }
@@ -49,8 +54,8 @@ type pastFetches struct {
 // shows now: past ones are held against that and not against what was predicted of them, since the link's figures have changed since.
 //
 // The constant cost is the median of what migrations took beyond their price, at least 0 and at most mostFixed and the median price:
-// a bad hour must not end all fetching, after which nothing better could be learned. The spread is 1.4826 times the median distance from the price
-// with that cost, as the standard deviation of a normal distribution is.
+// a bad hour must not end all fetching, after which nothing better could be learned. The spread is 1.4826 times the median distance
+// from the price with that cost, as the standard deviation of a normal distribution is.
 func (f *fetches) sum(now time.Time, price func(bytes int64) float64) (out pastFetches) {
 	var over, rest []float64
 	for _, e := range f.ring[:min(f.count, keptFetches)] {
@@ -76,6 +81,28 @@ func (f *fetches) sum(now time.Time, price func(bytes int64) float64) (out pastF
 	return out
 }
 
+// slope is that of the line by Theil and Sen through what fetches took by their bytes: the median over all pairs, seconds a byte, which
+// less than about a quarter of bad ones does not move. ok is false when they are few, or of about one size.
+func (f *fetches) slope(now time.Time) (perByte float64, ok bool) {
+	var bytes, seconds, slopes []float64
+	for _, e := range f.ring[:min(f.count, keptFetches)] {
+		if now.Sub(e.at) > fetchMaxAge {
+			continue
+		}
+		for i, b := range bytes {
+			if b != float64(e.bytes) {
+				slopes = append(slopes, (seconds[i]-e.seconds)/(b-float64(e.bytes)))
+			}
+		}
+		bytes, seconds = append(bytes, float64(e.bytes)), append(seconds, e.seconds)
+	}
+	if len(bytes) < leastLine || slices.Max(bytes) < lineRange*slices.Min(bytes) {
+		return 0, false
+	}
+	perByte = median(slopes)
+	return perByte, perByte > 0
+}
+
 // median of x, which is not empty and not changed.
 func median(x []float64) float64 {
 	x = slices.Sorted(slices.Values(x))
@@ -98,7 +125,8 @@ func (l *links) took(peer transfer.PeerID, bytes int64, seconds float64) {
 	f.add(bytes, seconds, time.Now())
 }
 
-// past is what migrations from peer tell of the next one over link; nothing for a link that was not measured.
+// past is what migrations from peer tell of the next one over link; nothing for a link that was not measured. Its rate replaces the
+// link's goodput where they differ in size: what whole migrations of many sizes took prices others better than the speed of the last.
 func (l *links) past(peer transfer.PeerID, link planner.Link) pastFetches {
 	l.mu.Lock()
 	var f fetches
@@ -110,9 +138,18 @@ func (l *links) past(peer transfer.PeerID, link planner.Link) pastFetches {
 		return pastFetches{}
 	}
 	link.FixedSeconds, link.EgressBacklog = 0, 0
-	return f.sum(time.Now(), func(bytes int64) float64 {
+	now, measured := time.Now(), link.Goodput
+	price := func(bytes int64) float64 {
 		return planner.Fetch(planner.Request{MissingBytes: planner.Bytes(bytes), RoundTrips: l.cfg.Link.RoundTrips}, planner.Model{}, link).Seconds
-	})
+	}
+	line, ok := f.slope(now)
+	if r := planner.Rate(8 / line); !ok || r > lineTrust*measured || r < measured/lineTrust {
+		return f.sum(now, price)
+	}
+	link.Goodput = planner.Rate(8 / line)
+	out := f.sum(now, price)
+	out.rate = link.Goodput
+	return out
 }
 
 // learn takes in what a fetch took, if nothing out of the ordinary happened to it: only a whole migration of a session that had

@@ -163,3 +163,85 @@ func TestFixedCostIsLearned(t *testing.T) {
 		r.settle()
 	})
 }
+
+// A line through fetches of several sizes is theirs, whatever a quarter of them took; few, old, or of about one size give none.
+func TestFetchesSlope(t *testing.T) {
+	now := time.Now()
+	rng := rand.New(rand.NewPCG(5, 6))
+	of := func(n int, size func(i int) int64, at time.Time, spoil int) *fetches {
+		f := &fetches{}
+		bad := rng.Perm(n)[:spoil]
+		for i := range n {
+			b := size(i)
+			s := 0.25 + float64(b)/1e8
+			for _, k := range bad {
+				if k == i {
+					s *= 1 + 3*rng.Float64()
+				}
+			}
+			f.add(b, s, at)
+		}
+		return f
+	}
+	several := func(i int) int64 { return int64(i%11+1) << 20 }
+	same := func(int) int64 { return 1 << 20 }
+	narrow := func(i int) int64 { return 16<<20 + int64(i)<<20 }
+	for _, tc := range []struct {
+		name string
+		f    *fetches
+		ok   bool
+	}{
+		{"several", of(6, several, now, 0), true},
+		{"many", of(40, several, now, 0), true},
+		{"few", of(5, several, now, 0), false},
+		{"old", of(9, several, now.Add(-2*fetchMaxAge), 0), false},
+		{"one size", of(9, same, now, 0), false},
+		{"about one size", of(9, narrow, now, 0), false},
+	} {
+		got, ok := tc.f.slope(now)
+		if ok != tc.ok || ok && math.Abs(got*1e8-1) > 1e-9 {
+			t.Errorf("%s: %v, %v", tc.name, got, ok)
+		}
+	}
+	for range 200 {
+		if got, ok := of(15, several, now, 3).slope(now); !ok || math.Abs(got*1e8-1) > 0.15 {
+			t.Fatalf("with outliers: %v, %v", got, ok)
+		}
+	}
+}
+
+// The line prices fetches of every size right where the goodput alone does not; it is left where the link has changed since.
+func TestPastFetches(t *testing.T) {
+	l := newLinks(Config{Peers: []PeerConfig{{Node: "a"}}, Link: LinkConfig{RoundTrips: 3}}, nil)
+	link := planner.Link{RTT: 70 * time.Millisecond, Goodput: 9e8, WindowPackets: -1}
+	if got := l.past("a", link); got != (pastFetches{}) {
+		t.Errorf("before any: %+v", got)
+	}
+	const fixed, rate = 0.03, 7e8
+	takes := func(bytes int64) float64 { return 0.21 + fixed + 8*float64(bytes)/rate }
+	for i := range 10 {
+		b := int64(1+i) << 20
+		l.took("a", b, takes(b))
+		l.took("stranger", b, 9)
+	}
+	got := l.past("a", link)
+	if math.Abs(float64(got.rate)/rate-1) > 1e-9 || math.Abs(got.fixed-fixed) > 1e-9 || got.spread != leastFetchSpread {
+		t.Errorf("%+v, want %v and %v", got, rate, fixed)
+	}
+	link.FixedSeconds, link.EgressBacklog = 5, 1<<30 // neither is part of what is learned
+	if again := l.past("a", link); again != got {
+		t.Errorf("%+v, then %+v", got, again)
+	}
+	link.Goodput = 3e8
+	if changed := l.past("a", link); changed.rate != 0 || changed.spread == 0 {
+		t.Errorf("at a third of the goodput: %+v", changed)
+	}
+	for _, unknown := range []planner.Link{{RTT: 70 * time.Millisecond}, {Goodput: 9e8}} {
+		if got := l.past("a", unknown); got != (pastFetches{}) {
+			t.Errorf("unmeasured: %+v", got)
+		}
+	}
+	if got := l.past("stranger", planner.Link{RTT: time.Millisecond, Goodput: 9e8}); got != (pastFetches{}) {
+		t.Errorf("a peer that is not configured is remembered: %+v", got)
+	}
+}

@@ -66,6 +66,9 @@ func (d *Daemon) linkInputs(link *transfer.Link, backlog int64) planner.Link {
 		out.Goodput, out.Age, out.Source = planner.Rate(8*st.Goodput), st.GoodputAge, "past transfers on this link"
 		past := d.links.past(link.Peer().ID, out)
 		out.FixedSeconds, out.FixedSource, out.Spread = past.fixed, past.source, past.spread
+		if past.rate > 0 {
+			out.Goodput, out.Source = past.rate, "a line through past migrations on this link"
+		}
 		return out
 	}
 	out.Cold = true
