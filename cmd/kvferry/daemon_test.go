@@ -142,11 +142,11 @@ func (d *fakeDaemon) ListLinks(_ context.Context, r *pb.ListLinksRequest) (*pb.L
 }
 
 func testPlan() *pb.Plan {
-	crossover := 512.0
+	crossover, sigma, p95 := 512.0, 0.1, 1.6645
 	return &pb.Plan{
 		Modes: []*pb.ModePlan{
 			{Mode: pb.Mode_MODE_REDIRECT, Reason: "not allowed"},
-			{Mode: pb.Mode_MODE_FETCH, Seconds: 1.5, Eligible: true, Bytes: 80 << 20, Terms: []*pb.PlanTerm{{Name: "rtt", Seconds: 0.5, Note: "n"}, {Name: "bytes", Seconds: 1}}},
+			{Mode: pb.Mode_MODE_FETCH, Seconds: 1.5, SigmaSeconds: &sigma, P95Seconds: &p95, Eligible: true, Bytes: 80 << 20, Terms: []*pb.PlanTerm{{Name: "rtt", Seconds: 0.5, Note: "n"}, {Name: "bytes", Seconds: 1}}},
 			{Mode: pb.Mode_MODE_RECOMPUTE, Seconds: 3, Eligible: true, PrefillTokens: 256, Terms: []*pb.PlanTerm{{Name: "prefill_linear", Seconds: 3}}},
 		},
 		Winner: pb.Mode_MODE_FETCH, RunnerUp: pb.Mode_MODE_RECOMPUTE, MarginSeconds: 1.5, MarginRatio: 0.5, Reason: "fetch takes 1.5 s", LinkSource: "measured",
@@ -296,7 +296,8 @@ func TestMigrate(t *testing.T) {
 		"migration.transfer_seconds": 1.0, "migration.ownership": "moved", "migration.tail_tokens": 1.0, "migration.fidelity": "exact", "migration.migration_id": "m1",
 		"migration.request_id": "r1", "migration.source.node_id": "us-1", "migration.epoch": 2.0, "plan.winner": "fetch", "plan.modes.fetch.seconds": 1.5,
 		"plan.modes.recompute.seconds": 3.0, "plan.modes.redirect.seconds": nil, "plan.modes.redirect.reason": "not allowed", "plan.modes.fetch.terms.0.name": "rtt",
-		"plan.crossover_tokens": 512.0, "plan.margin_seconds": 1.5,
+		"plan.crossover_tokens": 512.0, "plan.margin_seconds": 1.5, "plan.modes.fetch.sigma_seconds": 0.1, "plan.modes.fetch.p95_seconds": 1.6645,
+		"plan.modes.recompute.p95_seconds": nil, "plan.ranked_by_p95": false,
 	})
 
 	r = run(t, "migrate", "--addr", addr, "--session", "chat")
@@ -409,7 +410,7 @@ func TestPlanSession(t *testing.T) {
 	if got := d.last().(*pb.PlanRequest).GetMigrate(); got.GetSession().GetSessionId() != "chat" || got.GetMode() != pb.Mode_MODE_FETCH {
 		t.Errorf("the daemon was asked %v", got)
 	}
-	wantText(t, run(t, "plan", "--addr", addr, "--session", "chat").stdout, "session: chat at us-1 (us)", "blocks: 16, of which 4 are here; 60.0 MiB missing", "fetch 1.5 s")
+	wantText(t, run(t, "plan", "--addr", addr, "--session", "chat").stdout, "session: chat at us-1 (us)", "blocks: 16, of which 4 are here; 60.0 MiB missing", "fetch 1.5 s (P95 1.665 s)")
 	d.end = refuse(t, codes.NotFound, "SESSION_NOT_FOUND", "no", "f")
 	if r := run(t, "plan", "--addr", addr, "--session", "chat"); r.code != exitNotFound {
 		t.Errorf("exit %d: %s", r.code, r.stderr)
