@@ -302,7 +302,7 @@ func TestMigrate(t *testing.T) {
 
 	r = run(t, "migrate", "--addr", addr, "--session", "chat")
 	wantText(t, r.stdout, "state: COMMITTED", "blocks: 16 usable of 16 (0 were here, 16 moved)", "moved: 1280 pages, 80.0 MiB", "in 1 s, 671.1Mbps",
-		"took: 1.6 s, predicted 1.5 s", "fetch 1.5 s 80.0 MiB 0 tokens <- chosen", "margin: 1.5 s before recompute")
+		"took: 1.6 s, predicted 1.5 s", "fetch 1.5 s (P95 1.665 s) 80.0 MiB 0 tokens <- chosen", "margin: 1.5 s before recompute")
 	wantText(t, r.stderr, "migrating chat, request id cli-", "LOCATING RESERVING: fetch takes 1.5 s TRANSFERRING COMMITTED")
 	if id := d.last().(*pb.MigrateRequest).GetRequestId(); len(id) < 20 {
 		t.Errorf("request id %q is not random", id)
