@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvferry/kvferry/bench/crossover"
 	"github.com/kvferry/kvferry/bench/results"
+	"github.com/kvferry/kvferry/planner"
 )
 
 func crossoverPart(f *results.File, id string) (*part, error) {
@@ -23,6 +24,9 @@ func crossoverPart(f *results.File, id string) (*part, error) {
 	p.tiles = []tile{crossoverTile(&r)}
 	p.say = append(p.say, sayCrossover(&r), sayPrediction(&r))
 	if s := sayRoundTrips(&r); s != nil {
+		p.say = append(p.say, *s)
+	}
+	if s := sayBusy(&r); s != nil {
 		p.say = append(p.say, *s)
 	}
 	fig, err := draw(r.Plot(), id+"-plot", fmt.Sprintf("Fetch and recompute of %s by prefix length", r.Model), crossoverWords(&r))
@@ -125,6 +129,26 @@ func sayRoundTrips(r *crossover.Result) *conclusion {
 		s += fmt.Sprintf(" Setting link.round_trips to %.1f would bring it nearer, until the daemon has learned it from its own migrations.", trips)
 	}
 	return &conclusion{Head: "What a migration costs to start", Text: s}
+}
+
+// sayBusy says how busy the measured link may be with fetches before recompute is the faster one: by the planner's law, for
+// the longest prefix that was measured, among fetches of that length. Nil where fetch does not pay even alone.
+func sayBusy(r *crossover.Result) *conclusion {
+	last := r.Points[len(r.Points)-1]
+	fetch, recompute, onLink := last.Fetch.Median, last.Recompute.Median, r.Measured.Fetch.SecondsPerToken*float64(last.PrefixTokens)
+	pays := r.Measured.Verdict == crossover.Crosses || r.Measured.Verdict == crossover.AlwaysPays
+	if !pays || !(fetch > 0) || !(onLink > 0) || recompute <= fetch {
+		return nil
+	}
+	rho, ok := planner.CrossoverUtilization(recompute, fetch, planner.MM1{ServiceRate: 1 / recompute}, 1/onLink)
+	if !ok {
+		return nil
+	}
+	return &conclusion{
+		Busy: true, Doubt: r.LimitedBy == crossover.LimitMachine, Head: fmt.Sprintf("Let this link be no more than %.0f %% busy with fetches", 100*rho),
+		Text: fmt.Sprintf("A fetch of %d tokens keeps this link busy for %s and is %s ahead of a recompute on an idle GPU. Among fetches of that length that arrive at random, waiting eats that up once the link is %.0f %% busy (M/M/1, and processor sharing, which has the same mean). A daemon that knows its backlog need not guess: it charges the bytes that wait.",
+			last.PrefixTokens, results.Format(onLink, "s"), results.Format(recompute-fetch, "s"), 100*rho),
+	}
 }
 
 // crossoverWords say what the plot shows.

@@ -50,7 +50,7 @@ func sayQueue(c *queue.Crossover) conclusion {
 	if high > low {
 		s += fmt.Sprintf(" Other laws put it from %.0f %% (%s) to %.0f %% (%s).", 100*low, lowest, 100*high, highest)
 	}
-	return conclusion{Head: fmt.Sprintf("Let no link be more than %.0f %% busy with fetches", 100*low), Text: s + " A daemon that knows its backlog need not guess: it charges the bytes that wait."}
+	return conclusion{General: true, Head: fmt.Sprintf("Let no link be more than %.0f %% busy with fetches", 100*low), Text: s + " A daemon that knows its backlog need not guess: it charges the bytes that wait."}
 }
 
 func queueWords(r *queue.Result) string {

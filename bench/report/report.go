@@ -52,11 +52,15 @@ type tile struct{ Label, Value, Note string }
 type conclusion struct {
 	Head, Text string
 	Doubt      bool // it is about a number that is not to be relied upon
+	General    bool // it is about links as such: what is said of a link of this page takes its place
+	Busy       bool // it says how busy a link of this page may be
 }
 
 // section is one result.
 type section struct {
 	ID, Title, Lead string
+	Link            string // empty: none of the model's
+	Command         string // that measures it again
 	Plots           []figure
 	Tables          []table
 	Warnings        []string
@@ -94,7 +98,7 @@ type machine struct {
 }
 
 // runs is how a result came about.
-type runs struct{ Title, Command, When, Took, Commit, Versions string }
+type runs struct{ Title, When, Took, Commit, Versions string }
 
 // part is what one kind of result gives to the page.
 type part struct {
@@ -132,7 +136,10 @@ func Build(inputs []Input) (*Report, error) {
 		if n := kinds[in.File.Kind]; n > 1 {
 			p.section.Title += fmt.Sprintf(" (%d)", n)
 		}
-		p.section.ID, p.section.Warnings = id, warningsOf(in.File)
+		p.section.ID, p.section.Warnings, p.section.Command = id, warningsOf(in.File), shell(in.File.Command)
+		if p.link != "" {
+			p.section.Link = linkText(p.link)
+		}
 		parts = append(parts, p)
 	}
 	r := &Report{}
@@ -180,6 +187,9 @@ func (r *Report) fill(inputs []Input, parts []*part) {
 		}
 	}
 	p.Machines = machinesOf(order, inputs, parts)
+	if slices.ContainsFunc(p.Say, func(c conclusion) bool { return c.Busy }) {
+		p.Say = slices.DeleteFunc(p.Say, func(c conclusion) bool { return c.General })
+	}
 	if len(p.Machines) > 1 {
 		p.Notes = append(p.Notes, fmt.Sprintf("These results come from %d machines. Numbers of different machines are not to be compared.", len(p.Machines)))
 	}
@@ -239,7 +249,7 @@ func runOf(title string, f *results.File) runs {
 		versions = append(versions, k+" "+f.Versions[k])
 	}
 	return runs{
-		Title: title, Command: shell(f.Command), When: f.Started.UTC().Format("2006-01-02 15:04:05 UTC"), Took: (time.Duration(f.Seconds*10) * time.Second / 10).String(),
+		Title: title, When: f.Started.UTC().Format("2006-01-02 15:04:05 UTC"), Took: (time.Duration(f.Seconds*10) * time.Second / 10).String(),
 		Commit: orText(f.Commit, "unknown"), Versions: strings.Join(versions, ", "),
 	}
 }

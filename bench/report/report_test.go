@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvferry/kvferry/bench/crossover"
 	"github.com/kvferry/kvferry/bench/goodput"
+	"github.com/kvferry/kvferry/bench/queue"
 	"github.com/kvferry/kvferry/bench/results"
 )
 
@@ -144,6 +145,8 @@ func TestConclusions(t *testing.T) {
 		b.Outcome = *b.Configurations[0]
 		return b
 	}
+	// 672 ms of recompute less 464 ms of fetch are 0.93 of the 224 ms on the link: rho/(1-rho) = 0.93.
+	const busy = "Let this link be no more than 48 % busy with fetches"
 	for _, tc := range []struct {
 		name   string
 		kind   string
@@ -152,26 +155,26 @@ func TestConclusions(t *testing.T) {
 		doubts int
 		says   string
 	}{
-		{"crosses", results.KindCrossover, crossing(), []string{"Fetch what is longer than 144 tokens", "Trust the planner here", "What a migration costs to start"}, 0, "from 144 tokens on, recompute those below 96"},
-		{"far off", results.KindCrossover, cross(func(c *crossover.Result) { c.ErrorPct = ptr(-40.0) }), []string{"Fetch what is longer than 144 tokens", "Do not trust the planner here", "What a migration costs to start"}, 1, "off by -40.0 %"},
-		{"within a block", results.KindCrossover, cross(func(c *crossover.Result) { c.ErrorPct = ptr(13.0) }), []string{"Fetch what is longer than 144 tokens", "Trust the planner here", "What a migration costs to start"}, 0, "+13.0 %"},
-		{"times off", results.KindCrossover, cross(func(c *crossover.Result) { c.TimeErrorPct.Fetch = crossover.ErrorPct{Worst: -17.8, WorstTokens: 48} }), []string{"Fetch what is longer than 144 tokens", "Trust the planner's crossover, not each of its times", "What a migration costs to start"}, 1, "but its fetch times were off by 0.0 % in the median and -17.8 % at worst, at 48 tokens"},
-		{"recompute times off", results.KindCrossover, cross(func(c *crossover.Result) { c.TimeErrorPct.Recompute = crossover.ErrorPct{Worst: 10.1, WorstTokens: 32} }), []string{"Fetch what is longer than 144 tokens", "Trust the planner's crossover, not each of its times", "What a migration costs to start"}, 1, "its recompute times by +10.1 % at worst, at 32 tokens"},
+		{"crosses", results.KindCrossover, crossing(), []string{"Fetch what is longer than 144 tokens", "Trust the planner here", "What a migration costs to start", busy}, 0, "from 144 tokens on, recompute those below 96"},
+		{"far off", results.KindCrossover, cross(func(c *crossover.Result) { c.ErrorPct = ptr(-40.0) }), []string{"Fetch what is longer than 144 tokens", "Do not trust the planner here", "What a migration costs to start", busy}, 1, "off by -40.0 %"},
+		{"within a block", results.KindCrossover, cross(func(c *crossover.Result) { c.ErrorPct = ptr(13.0) }), []string{"Fetch what is longer than 144 tokens", "Trust the planner here", "What a migration costs to start", busy}, 0, "+13.0 %"},
+		{"times off", results.KindCrossover, cross(func(c *crossover.Result) { c.TimeErrorPct.Fetch = crossover.ErrorPct{Worst: -17.8, WorstTokens: 48} }), []string{"Fetch what is longer than 144 tokens", "Trust the planner's crossover, not each of its times", "What a migration costs to start", busy}, 1, "but its fetch times were off by 0.0 % in the median and -17.8 % at worst, at 48 tokens"},
+		{"recompute times off", results.KindCrossover, cross(func(c *crossover.Result) { c.TimeErrorPct.Recompute = crossover.ErrorPct{Worst: 10.1, WorstTokens: 32} }), []string{"Fetch what is longer than 144 tokens", "Trust the planner's crossover, not each of its times", "What a migration costs to start", busy}, 1, "its recompute times by +10.1 % at worst, at 32 tokens"},
 		{"never, times off", results.KindCrossover, cross(func(c *crossover.Result) {
 			c.Measured.Verdict, c.Measured.Crossover, c.Predicted.Crossover, c.ErrorPct = crossover.NeverPays, nil, nil, nil
 			c.TimeErrorPct.Fetch.Worst = 11
 		}), []string{"Recompute", "Trust the planner's verdict, not each of its times", "What a migration costs to start"}, 1, "but its fetch times"},
 		{"fixed cost charged", results.KindCrossover, cross(func(c *crossover.Result) {
 			c.Measured.Fetch.FixedSeconds, c.Predicted.MigrationFixedSeconds = 0.35, 0.14
-		}), []string{"Fetch what is longer than 144 tokens", "Trust the planner here", "What a migration costs to start"}, 0, "the planner charges 350 ms: 3 round trips and 140 ms"},
-		{"machine", results.KindCrossover, cross(func(c *crossover.Result) { c.LimitedBy = crossover.LimitMachine }), []string{"Fetch what is longer than 144 tokens", "Trust the planner here"}, 1, "The machine, not the link"},
+		}), []string{"Fetch what is longer than 144 tokens", "Trust the planner here", "What a migration costs to start", busy}, 0, "the planner charges 350 ms: 3 round trips and 140 ms"},
+		{"machine", results.KindCrossover, cross(func(c *crossover.Result) { c.LimitedBy = crossover.LimitMachine }), []string{"Fetch what is longer than 144 tokens", "Trust the planner here", busy}, 2, "The machine, not the link"},
 		{"never", results.KindCrossover, cross(func(c *crossover.Result) {
 			c.Measured.Verdict, c.Measured.Crossover, c.Predicted.Crossover, c.ErrorPct = crossover.NeverPays, nil, nil, nil
 		}), []string{"Recompute", "Trust the planner here", "What a migration costs to start"}, 0, "Fetch never pays here"},
 		{"disagree", results.KindCrossover, cross(func(c *crossover.Result) {
 			c.Measured.Verdict, c.Measured.Crossover, c.ErrorPct = crossover.NeverPays, nil, nil
 		}), []string{"Recompute", "Do not trust the planner here", "What a migration costs to start"}, 1, "disagree"},
-		{"dear start", results.KindCrossover, cross(func(c *crossover.Result) { c.Measured.Fetch.FixedSeconds = 0.35 }), []string{"Fetch what is longer than 144 tokens", "Trust the planner here", "What a migration costs to start"}, 0, "Setting link.round_trips to 5.0"},
+		{"dear start", results.KindCrossover, cross(func(c *crossover.Result) { c.Measured.Fetch.FixedSeconds = 0.35 }), []string{"Fetch what is longer than 144 tokens", "Trust the planner here", "What a migration costs to start", busy}, 0, "Setting link.round_trips to 5.0"},
 		{"goodput", results.KindGoodput, flowing(), []string{"Plan with this goodput", "Use 8 connections", "Keep the connections up", "Leave processors for it"}, 0, "2.35 times what 1 connection gave"},
 		{"goodput by machine", results.KindGoodput, flow(func(o *goodput.Outcome) { o.LimitedBy = goodput.LimitMachine }), []string{"Measure the goodput again", "Keep the connections up", "Leave processors for it"}, 1, "no figure of the link"},
 		{"unknown ends", results.KindGoodput, flow(func(o *goodput.Outcome) { o.CPU, o.Cold, o.LinkShare = goodput.CPU{}, nil, nil }), []string{"Plan with this goodput"}, 0, "940 Mbps over 8 connections"},
@@ -182,6 +185,42 @@ func TestConclusions(t *testing.T) {
 		if d := cmp.Diff(tc.heads, heads); d != "" || doubts != tc.doubts || !strings.Contains(text, tc.says) {
 			t.Errorf("%s: %d doubts, heads (-want +got):\n%s\n%s", tc.name, doubts, d, text)
 		}
+	}
+}
+
+// Advice is about the link of the page: what the base model says of links as such gives way to what was measured of this one.
+// Each section names its own link and carries the command that measures it again.
+func TestAdviceIsForThisLink(t *testing.T) {
+	w := waiting()
+	w.Link = &queue.Link{WAN: "rtt=10ms,rate=120Mbps,loss=0"}
+	inputs := []Input{{"queue", file(t, results.KindQueue, w)}, {"crossover", file(t, results.KindCrossover, crossing())}}
+	inputs[0].File.Command = []string{"kvferry", "bench", "queue", "--quick"}
+	inputs[1].File.Command = []string{"kvferry", "bench", "crossover", "--wan=rtt=70ms,rate=1Gbps"}
+	page := render(t, inputs)
+	if !strings.Contains(page, "Let this link be no more than 48 % busy") || strings.Contains(page, "Let no link be") {
+		t.Error("the base model's advice is given beside, or in place of, this link's")
+	}
+	sections := regexp.MustCompile(`(?s)<section id="(\w+)-\d".*?</section>`).FindAllStringSubmatch(page, -1)
+	want := map[string][2]string{
+		"queue":     {"Link: 10ms round trip, 120Mbps", "<code>kvferry bench queue --quick</code>"},
+		"crossover": {"Link: 70ms round trip, 1Gbps", "<code>kvferry bench crossover --wan=rtt=70ms,rate=1Gbps</code>"},
+	}
+	if len(sections) != len(want) {
+		t.Fatalf("%d sections", len(sections))
+	}
+	for _, s := range sections {
+		for _, text := range want[s[1]] {
+			if !strings.Contains(s[0], text) {
+				t.Errorf("the section %s lacks %q", s[1], text)
+			}
+		}
+		if strings.Count(s[0], "<code>") != 1 {
+			t.Errorf("the section %s has another's command: %s", s[1], s[0])
+		}
+	}
+	// Without a link of its own to speak of, the base model's is said.
+	if alone := render(t, inputs[:1]); !strings.Contains(alone, "Let no link be") {
+		t.Error("the queue alone concludes nothing")
 	}
 }
 

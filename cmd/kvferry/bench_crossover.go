@@ -53,6 +53,12 @@ which the output then says.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.benchCrossover(cmd, b, &c) },
 	}
+	c.register(cmd)
+	return cmd
+}
+
+// register gives cmd the flags.
+func (c *crossoverFlags) register(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	names := modelNames()
 	fl.StringVar(&c.link, "wan", "", "the model link: rtt, rate, and optionally loss, jitter, queue, burst, seed, as rtt=70ms,rate=1Gbps")
@@ -77,7 +83,6 @@ which the output then says.`,
 	fl.StringVar(&c.csv, "csv", "", "write the lengths and their times to this file")
 	complete(cmd, "model", names...)
 	complete(cmd, "wan", "rtt=70ms,rate=1Gbps")
-	return cmd
 }
 
 func (a *app) benchCrossover(cmd *cobra.Command, b *benchFlags, c *crossoverFlags) error {

@@ -82,6 +82,12 @@ When a transfer fails, the result of those before it is printed, then the error,
 			return errors.Join(err, b.end(cmd.Context(), f, res.Tables()...))
 		},
 	}
+	g.register(cmd)
+	return cmd
+}
+
+// register gives cmd the flags.
+func (g *goodputFlags) register(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.StringVar(&g.link, "wan", "", "the model link: rtt, rate, loss, and optionally jitter, queue, burst, seed, as rtt=70ms,rate=500Mbps,loss=0")
 	fl.StringVar(&g.sourceAddr, "source-addr", "", "the source's daemon, unix:///PATH; --addr is the destination's")
@@ -99,7 +105,6 @@ When a transfer fails, the result of those before it is printed, then the error,
 	fl.BoolVar(&g.yes, "yes", false, "do saturate the link between the daemons, without asking")
 	fl.Uint64Var(&g.seed, "seed", 0, "of the bytes")
 	complete(cmd, "wan", "rtt=70ms,rate=500Mbps,loss=0")
-	return cmd
 }
 
 // check tells the two forms apart.

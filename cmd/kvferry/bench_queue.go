@@ -46,6 +46,12 @@ On a busy machine the processor and not the link sets the waits over QUIC, which
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.benchQueue(cmd, b, &q) },
 	}
+	q.register(cmd)
+	return cmd
+}
+
+// register gives cmd the flags.
+func (q *queueFlags) register(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.BoolVar(&q.cfg.Quick, "quick", false, "fewer jobs and points, shorter measurements")
 	fl.Uint64Var(&q.cfg.Seed, "seed", 0, "of arrivals and sizes")
@@ -63,7 +69,6 @@ On a busy machine the processor and not the link sets the waits over QUIC, which
 	fl.Var(newCount(&q.stripes, 1, 1, 64), "stripes", "connections of the link")
 	fl.StringVar(&q.out, "out", "", "draw waits over utilization to this file, .svg or .png")
 	complete(cmd, "wan", queue.DefaultWAN().String())
-	return cmd
 }
 
 func (a *app) benchQueue(cmd *cobra.Command, b *benchFlags, q *queueFlags) error {

@@ -7,31 +7,28 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvferry/kvferry/bench/crossover"
-	"github.com/kvferry/kvferry/bench/goodput"
 	"github.com/kvferry/kvferry/bench/queue"
 	"github.com/kvferry/kvferry/bench/report"
 	"github.com/kvferry/kvferry/bench/results"
-	"github.com/kvferry/kvferry/bench/wan"
 )
 
 // What a report measures when no flag says otherwise.
 const (
-	reportLink  = "rtt=70ms,rate=1Gbps"
-	reportPace  = 3000.0 // microseconds a token
-	reportBytes = 128 << 20
-	quickBytes  = 64 << 20
+	reportLink = "rtt=70ms,rate=1Gbps"
+	reportPace = 3000.0 // microseconds a token
 )
 
 // reportFlags are the flags of bench report.
 type reportFlags struct {
 	out, keep, link string
+	model           string
+	usPerToken      float64
 	quick           bool
-	cross           crossoverFlags
 }
 
 func (a *app) newBenchReport(b *benchFlags) *cobra.Command {
@@ -40,7 +37,8 @@ func (a *app) newBenchReport(b *benchFlags) *cobra.Command {
 		Use:   "report [FILE...]",
 		Short: "Write one HTML file: plots, tables, commands, and what to conclude for this link",
 		Long: `report writes one self-contained HTML file. With FILEs, results that --save or -o json wrote, it shows those. Without, it
-runs goodput, crossover and queue first: about two minutes, with --quick half of one.
+runs goodput, crossover and queue first: about three minutes, with --quick one. Each section shows the command that measures it
+again. goodput and crossover, and what is concluded, are about --wan's link; queue has one of its own, which it names.
 
 The file has no scripts and loads nothing, so that it can be mailed and kept. Its sentences are made from the numbers;
 where the machine and not the link set a number, it says so.`,
@@ -55,8 +53,8 @@ where the machine and not the link set a number, it says so.`,
 	fl.StringVar(&r.keep, "keep", "", "keep the results that are measured in this folder, as goodput.json, crossover.json and queue.json")
 	fl.StringVar(&r.link, "wan", reportLink, "the model link of goodput and crossover")
 	names := modelNames()
-	fl.Var(newChoice(&r.cross.cfg.Model, "llama-3.1-8b", names...), "model", "model of the crossover: "+strings.Join(names, ", "))
-	fl.Var(newNumber(&r.cross.usPerToken, reportPace, 0.1, 1e7), "prefill-us-per-token", "how fast the destination's GPU prefills, microseconds a token")
+	fl.Var(newChoice(&r.model, "llama-3.1-8b", names...), "model", "model of the crossover: "+strings.Join(names, ", "))
+	fl.Var(newNumber(&r.usPerToken, reportPace, 0.1, 1e7), "prefill-us-per-token", "how fast the destination's GPU prefills, microseconds a token")
 	complete(cmd, "model", names...)
 	complete(cmd, "wan", reportLink)
 	return cmd
@@ -151,81 +149,141 @@ func loadResults(files []string) ([]report.Input, error) {
 	return out, nil
 }
 
-// measureReport runs the benchmarks in turn and returns what was measured, with the error of the first that failed.
-func (a *app) measureReport(cmd *cobra.Command, b *benchFlags, r *reportFlags) (out []report.Input, err error) {
-	model, err := wan.Parse(r.link)
-	if err != nil {
-		return nil, usagef(r.link, "key=value pairs such as "+reportLink, "--wan: %v", err)
-	}
-	r.cross.cfg.WAN, r.cross.cfg.Quick, r.cross.cfg.PrefillSecondsPerToken = model, r.quick, r.cross.usPerToken/1e6
-	if err := r.cross.cfg.Validate(); err != nil {
-		if in, ok := errors.AsType[*crossover.InputError](err); ok {
-			return nil, usagef(in.Value, in.Allowed, "%v", err)
-		}
-		return nil, err
-	}
-	ctx, command := cmd.Context(), benchCommand(cmd)
-	bar := b.progress()
-	defer func() { err = errors.Join(err, bar.Close()) }()
-	for _, step := range []struct {
+// step is one benchmark of a report: its own command line, and what that command measures.
+type step struct {
+	name    string
+	command []string
+	run     func(context.Context, *results.Progress) (*results.File, error)
+}
+
+// steps are a report's benchmarks. Each is made by parsing the command line that the report shows for it, so that this is
+// what was measured. Errors are those of values that a benchmark refuses.
+func (a *app) steps(r *reportFlags) ([]step, error) {
+	var out []step
+	for _, s := range []struct {
 		name string
-		run  func(context.Context) (*results.File, error)
+		args []string
+		make func(*cobra.Command) (check func() error, run func(context.Context, *results.Progress) (file, error))
 	}{
-		{"goodput", func(ctx context.Context) (*results.File, error) {
-			return goodputFile(ctx, model, r.quick, bar, command)
-		}},
-		{"crossover", func(ctx context.Context) (*results.File, error) {
-			res, err := runCrossover(ctx, r.cross.cfg, bar)
-			if err != nil {
-				return nil, err
+		{"goodput", r.goodputArgs(), func(cmd *cobra.Command) (func() error, func(context.Context, *results.Progress) (file, error)) {
+			g := new(goodputFlags)
+			g.register(cmd)
+			return func() error { return g.check(cmd) }, func(ctx context.Context, bar *results.Progress) (file, error) {
+				res, err := a.goodput(ctx, g, bar)
+				if res == nil {
+					return nil, err
+				}
+				return res, err
 			}
-			return res.File(command)
 		}},
-		{"queue", func(ctx context.Context) (*results.File, error) {
-			res, err := queue.Run(ctx, queue.Config{Quick: r.quick, Progress: bar})
-			if err != nil || len(res.Points) == 0 {
-				return nil, err
+		{"crossover", r.crossoverArgs(), func(cmd *cobra.Command) (func() error, func(context.Context, *results.Progress) (file, error)) {
+			c := new(crossoverFlags)
+			c.register(cmd)
+			return func() error { return c.check(cmd) }, func(ctx context.Context, bar *results.Progress) (file, error) {
+				res, err := runCrossover(ctx, c.cfg, bar)
+				if res == nil {
+					return nil, err
+				}
+				return res, err
 			}
-			return res.File(command)
+		}},
+		{"queue", r.queueArgs(), func(cmd *cobra.Command) (func() error, func(context.Context, *results.Progress) (file, error)) {
+			q := new(queueFlags)
+			q.register(cmd)
+			return q.check, func(ctx context.Context, bar *results.Progress) (file, error) {
+				q.cfg.Progress = bar
+				res, err := queue.Run(ctx, q.cfg)
+				if res == nil || len(res.Points) == 0 {
+					return nil, err
+				}
+				return res, err
+			}
 		}},
 	} {
-		if ctx.Err() != nil {
-			return out, nil
+		cmd := &cobra.Command{Use: s.name}
+		check, run := s.make(cmd)
+		if err := cmd.ParseFlags(s.args); err != nil {
+			return nil, fmt.Errorf("BUG: %s of a report: %w", s.name, err)
 		}
-		bar.Say("%s", step.name)
-		f, err := step.run(ctx)
-		if err != nil && ctx.Err() != nil {
-			return out, nil // nothing of it was measured before the interruption
+		if err := check(); err != nil {
+			return nil, err
 		}
-		if err != nil {
-			return out, fmt.Errorf("%s: %w", step.name, err)
-		}
-		if f == nil {
-			continue
-		}
-		f.Versions["kvferry"] = version
-		out = append(out, report.Input{Name: step.name, File: f})
-		if r.keep != "" {
-			if err := f.Save(filepath.Join(r.keep, step.name+".json")); err != nil {
-				return out, err
+		command := append([]string{"kvferry", "bench", s.name}, s.args...)
+		out = append(out, step{s.name, command, func(ctx context.Context, bar *results.Progress) (*results.File, error) {
+			res, err := run(ctx, bar)
+			if res == nil {
+				return nil, err
 			}
-		}
+			f, ferr := res.File(command)
+			return f, errors.Join(err, ferr)
+		}})
 	}
 	return out, nil
 }
 
-// goodputFile compares the daemon's number of connections with fewer.
-func goodputFile(ctx context.Context, model wan.Model, quick bool, bar *results.Progress, command []string) (*results.File, error) {
-	cfg := goodput.Config{WAN: model, Bytes: reportBytes, Stripes: []int{1, 8}, Progress: showGoodput(bar)}
-	if quick {
-		cfg.Bytes, cfg.Stripes, cfg.Repeats = quickBytes, []int{8}, 2
+// file is what every benchmark's result can become.
+type file interface {
+	File(command []string) (*results.File, error)
+}
+
+// goodputArgs compare the daemon's number of connections with fewer.
+func (r *reportFlags) goodputArgs() []string {
+	args := []string{"--wan=" + r.link}
+	if r.quick {
+		return append(args, "--bytes=64MiB", "--repeats=2")
 	}
-	res, err := goodput.Run(ctx, cfg)
-	if res == nil {
+	return append(args, "--bytes=128MiB", "--stripes=1,8")
+}
+
+func (r *reportFlags) crossoverArgs() []string {
+	args := []string{"--wan=" + r.link, "--model=" + r.model, "--prefill-us-per-token=" + strconv.FormatFloat(r.usPerToken, 'g', -1, 64)}
+	if r.quick {
+		args = append(args, "--quick")
+	}
+	return args
+}
+
+// queueArgs measure on the queue's own link: on most links of interest small transfers cannot keep one server busy.
+func (r *reportFlags) queueArgs() []string {
+	if r.quick {
+		return []string{"--quick"}
+	}
+	return []string{"--duration=45s", "--precision=0.25"}
+}
+
+// measureReport runs the benchmarks in turn and returns what was measured, with the error of the first that failed.
+func (a *app) measureReport(cmd *cobra.Command, b *benchFlags, r *reportFlags) (out []report.Input, err error) {
+	if r.link == "" {
+		r.link = reportLink
+	}
+	steps, err := a.steps(r)
+	if err != nil {
 		return nil, err
 	}
-	f, ferr := res.File(command)
-	return f, errors.Join(err, ferr)
+	ctx := cmd.Context()
+	bar := b.progress()
+	defer func() { err = errors.Join(err, bar.Close()) }()
+	for _, s := range steps {
+		if ctx.Err() != nil {
+			return out, nil
+		}
+		bar.Say("%s", s.name)
+		f, err := s.run(ctx, bar)
+		if f != nil {
+			f.Versions["kvferry"] = version
+			out = append(out, report.Input{Name: s.name, File: f})
+			if r.keep != "" {
+				err = errors.Join(err, f.Save(filepath.Join(r.keep, s.name+".json")))
+			}
+		}
+		if err != nil && ctx.Err() != nil {
+			return out, nil // nothing of it was measured before the interruption, or it is here
+		}
+		if err != nil {
+			return out, fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	return out, nil
 }
 
 // writeReport writes the page beside its place first, so that a file that is there is replaced by a whole one only.
