@@ -135,6 +135,14 @@ func leafOf(c tls.Certificate) (*x509.Certificate, error) {
 	return x509.ParseCertificate(c.Certificate[0])
 }
 
+// recall returns what is remembered of the path to a peer.
+func (a *Agent) recall(id PeerID) Estimates {
+	if a.cfg.Recall == nil {
+		return Estimates{}
+	}
+	return a.cfg.Recall(id)
+}
+
 // Addr returns the address that the agent listens on, nil if it does not.
 func (a *Agent) Addr() net.Addr {
 	if a.listener == nil {

@@ -59,10 +59,14 @@ type Config struct {
 	// first URI name, else the common name.
 	Identify func(*x509.Certificate) (PeerID, error)
 
-	// Stripes is how many connections a dialled link has, 1 to 64. Default 8.
-	// One connection is capped at 10,000 packets in flight: at 1,452 B x 70 ms
-	// that is 1.66 Gbit/s.
+	// Stripes is how many connections a dialled link has, 1 to 64. Default 0: as
+	// many as the path needs, 4 at first or what Recall says. One connection is
+	// capped at 10,000 packets in flight: at 1,452 B x 70 ms that is 1.66 Gbit/s.
 	Stripes int
+	// Recall returns what LinkStats.Estimates said of an earlier link to the peer,
+	// with Age grown by the time since; a link that begins takes it in as
+	// Persisted. It must not block. Nil, or a zero Estimates: nothing is known.
+	Recall func(PeerID) Estimates
 	// ChunkBytes is the most that one stream carries, 4 KiB to 4 MiB; a page
 	// larger than it travels alone. Default 1 MiB.
 	ChunkBytes int
@@ -178,7 +182,6 @@ func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	c.Stripes = orDefault(c.Stripes, 8)
 	c.ChunkBytes = orDefault(c.ChunkBytes, 1<<20)
 	c.StreamsPerStripe = orDefault(c.StreamsPerStripe, 2)
 	c.StreamWindow = orDefault(c.StreamWindow, wire.MaxChunkBytes+64<<10)

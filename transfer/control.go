@@ -144,6 +144,14 @@ func (l *Link) dispatch(h wire.FrameHeader, payload []byte) error {
 		}
 	case wire.TypeBegin:
 		return l.handleBegin(h.ID, payload)
+	case wire.TypePath:
+		p, err := wire.DecodePath(payload)
+		if err != nil {
+			return err
+		}
+		l.look(p, false)
+	case wire.TypeRetire:
+		l.handleRetire(h.ID)
 	default:
 		return l.dispatchTransfer(h.Type, key, payload)
 	}

@@ -134,6 +134,11 @@ func (l *Link) connect(ctx context.Context) error {
 		}
 		return err
 	}
+	l.mu.Lock()
+	c := l.counts()
+	n := l.mu.path.policy.met(c.rttMin)
+	l.mu.Unlock()
+	l.resize(n, c.stripes)
 	select {
 	case <-l.ready:
 		return nil
@@ -151,7 +156,12 @@ func (l *Link) dialMissing(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	l.mu.Lock()
-	missing := l.agent.cfg.Stripes - len(l.mu.stripes)
+	missing := l.mu.path.policy.target
+	for _, s := range l.mu.stripes {
+		if !s.draining {
+			missing--
+		}
+	}
 	l.mu.Unlock()
 	var (
 		wg    sync.WaitGroup

@@ -26,11 +26,23 @@
 //
 // What goes wrong on the way is asked for again: a page that does not verify,
 // over another connection (a second mismatch of it is an error that names it); a
-// chunk whose stream was reset; what a lost connection carried. With no progress
-// for half the progress timeout, connections that answer nothing while others do
-// are closed, and what was sent and did not arrive goes over the others. The side
-// that dialled restores connections, and gives the peer up when none can be had
-// within the connect timeout.
+// chunk whose stream was reset; what a lost connection carried. When nothing is
+// queued any more, a connection that is free writes what another is late with a
+// second time, and the slower stream is reset. When the link falls silent for a
+// few round trips, or a chunk is long overdue, connections that answer nothing
+// while others do are closed, and what was sent and did not arrive goes over the
+// others. The side that dialled restores connections, and gives the peer up when
+// none can be had within the connect timeout.
+//
+// # How many connections
+//
+// The side that dialled decides, from what it receives and what the side that
+// sends reports of its windows and losses: more when the windows' bound or loss
+// holds the rate back and there is work, fewer when the path holds too few packets
+// for as many or more did not help, and the first number again after a quarter of
+// an hour without work. Until then they are kept alive: a window does not shrink
+// while a connection idles, so that a link that was warm stays so. A connection
+// that is taken away gets no more chunks and is closed when it is quiet.
 //
 // A transfer has exactly one terminal state. Once it is in it, no call into a
 // Source, Sink or OnLanded runs or will start for it.
@@ -57,8 +69,7 @@
 //
 // # Limitations
 //
-// Pages travel as they are: no codec. A link has a fixed number of connections,
-// and loss is repaired by QUIC alone; transfers of a link go in turn, without
+// Pages travel as they are: no codec. Loss is repaired by QUIC alone; transfers of a link go in turn, without
 // classes or weights. A page is at most 4 MiB, a transfer at most 2^18
 // descriptors and 2^24 pages. When the control stream's connection is lost, calls
 // in flight fail with ErrAnswerLost; transfers go on. UDP only: where it is

@@ -87,6 +87,7 @@ const (
 	CodePeerGone
 	CodeTimeout
 	CodeHandler
+	CodeHedged // the chunk goes over another stripe
 	codeEnd
 
 	// CodeUser is the first code that a Handler may use as its own.
@@ -138,6 +139,8 @@ func (c Code) String() string {
 		return "timeout"
 	case CodeHandler:
 		return "handler error"
+	case CodeHedged:
+		return "hedged"
 	}
 	return fmt.Sprintf("code %d", uint16(c))
 }
@@ -179,7 +182,7 @@ func (c Code) sentinel() error {
 	case CodeTimeout:
 		return context.DeadlineExceeded
 	}
-	return nil // CodeOK, CodeInternal, CodeStripeLost, CodeUnknownTransfer, CodeHandler, codes of the user
+	return nil // CodeOK, CodeInternal, CodeStripeLost, CodeUnknownTransfer, CodeHandler, CodeHedged, codes of the user
 }
 
 // codeOf returns the code that tells the peer about err.

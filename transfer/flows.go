@@ -155,10 +155,12 @@ func (l *Link) register(key flowKey, in *intake, out *outflow) bool {
 	}
 	if in != nil {
 		l.mu.intakes[key] = in
+		in.watched, in.hungry = l.mu.path.watched, l.mu.path.hungry
 	}
 	if out != nil {
 		l.mu.outflows[key] = out
 	}
+	l.wakeTender()
 	return true
 }
 

@@ -31,6 +31,9 @@ type intake struct {
 	notify   []byte     // for this side, of a peer's write
 	onLanded func(pair, firstPage, pages int)
 
+	// When it began, of link.mu.path; guarded by the link's lock.
+	watched, hungry time.Duration
+
 	// Guarded by ending's lock.
 	state      []uint8
 	done       int
@@ -40,10 +43,18 @@ type intake struct {
 	retried    int
 	duplicates int
 	received   atomic.Int64 // bytes of chunks, headers and duplicates included
-	firstAt    time.Time    // when the first page was verified
-	firstBytes int64
-	lastAt     time.Time // of the last progress
+	first      mark         // when the first page was verified
+	half       mark         // when half of the bytes were
+	lastAt     time.Time    // of the last progress
 	timer      *time.Timer
+	nudges     int    // since the last progress
+	seen       uint64 // bytes that the link had received at the last nudge
+}
+
+// mark is a moment and what had landed by then over the whole link.
+type mark struct {
+	at     time.Time
+	landed int64
 }
 
 // asked counts the requests for one page after the first.
@@ -108,8 +119,12 @@ func (in *intake) land(pair, page int, p []byte, sum uint32) (bad, over bool) {
 	in.done++
 	in.bytesDone += int64(len(p))
 	in.lastAt = time.Now()
+	landed := in.link.landed.Add(int64(len(p)))
 	if in.done == 1 {
-		in.firstAt, in.firstBytes = in.lastAt, in.bytesDone
+		in.first = mark{at: in.lastAt, landed: landed}
+	}
+	if in.half.at.IsZero() && 2*in.bytesDone >= in.bytes() {
+		in.half = mark{at: in.lastAt, landed: landed}
 	}
 	complete := in.done == len(in.state)
 	in.wake()
@@ -191,21 +206,34 @@ func (in *intake) stripeLost(stripe uint32) {
 	in.ask(wire.ReasonStripeLost, stripe, missing)
 }
 
-// nudge runs when no page came for half the progress timeout: a stripe may be
-// dead and not yet know. What was sent and is missing is asked for over others.
+// nudge runs when no page may have come for a while: a stripe may be dead and not
+// yet know. What was sent and is missing is asked for over others: soon when the
+// link as a whole has gone quiet, and then less and less often; after half the
+// progress timeout in any case.
 func (in *intake) nudge() {
-	interval := in.link.nudgeInterval()
+	limit, soon, received := in.link.nudgeInterval(), in.link.quietInterval(), in.link.received()
 	in.Lock()
 	if in.decided {
 		in.Unlock()
 		return
 	}
 	idle := time.Since(in.lastAt)
+	quiet := received-min(in.seen, received) < quietBytes
+	in.seen = received
+	wait := min(soon<<min(in.nudges, 16), limit)
 	var missing []int
-	if idle >= interval {
-		missing, idle = in.missing(), 0
+	switch {
+	case idle >= limit || quiet && idle >= wait:
+		missing = in.missing()
+		in.nudges++
+		wait = min(soon<<min(in.nudges, 16), limit)
+	case idle < wait:
+		in.nudges = 0
+		wait = min(soon, limit) - min(idle, soon, limit)
+	default: // bytes come, no page of this transfer
+		wait = min(soon, limit-idle)
 	}
-	in.timer.Reset(interval - idle)
+	in.timer.Reset(max(wait, time.Millisecond))
 	in.Unlock()
 	if len(missing) > 0 {
 		in.link.probe()
@@ -215,10 +243,31 @@ func (in *intake) nudge() {
 
 // watch starts the timer of nudge; it is called once, when the intake begins.
 func (in *intake) watch() {
+	soon, received := min(in.link.quietInterval(), in.link.nudgeInterval()), in.link.received()
 	in.Lock()
 	defer in.Unlock()
+	in.seen = received
 	in.lastAt = time.Now()
-	in.timer = time.AfterFunc(in.link.nudgeInterval(), in.nudge)
+	in.timer = time.AfterFunc(soon, in.nudge)
+}
+
+// quietBytes is what keep-alives and repeats come to: less than it in a
+// quietInterval is a link on which nothing travels.
+const quietBytes = 16 << 10
+
+// quietInterval is the silence after which a link that should carry pages has
+// gone quiet: retransmissions take a few round trips.
+func (l *Link) quietInterval() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return max(time.Second, 8*l.counts().rtt)
+}
+
+// received is the bytes that all connections have received.
+func (l *Link) received() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.counts().bytesReceived
 }
 
 func (l *Link) nudgeInterval() time.Duration {

@@ -100,7 +100,7 @@ func openTest(t *testing.T, n *wan.Network, at netip.AddrPort, c Config, edit fu
 
 // TestCodes holds the tables of codes to each other and to the list.
 func TestCodes(t *testing.T) {
-	none := map[Code]bool{CodeOK: true, CodeInternal: true, CodeStripeLost: true, CodeUnknownTransfer: true, CodeHandler: true}
+	none := map[Code]bool{CodeOK: true, CodeInternal: true, CodeStripeLost: true, CodeUnknownTransfer: true, CodeHandler: true, CodeHedged: true}
 	names := make(map[string]Code)
 	sentinels := make(map[error]Code)
 	for c := CodeOK; c < codeEnd; c++ {

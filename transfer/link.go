@@ -37,11 +37,14 @@ type Link struct {
 	wg     sync.WaitGroup // stripes, control writer, keeper, calls
 	sched  scheduler
 	out    outbox
+	hedges hedges
 	kick   chan struct{} // capacity 1: stripes are missing
+	wake   chan struct{} // capacity 1: the tender should look at the path
 	ready  chan struct{} // closed when the peer's metadata has come
 	dials  *rate.Limiter
 
 	streams atomic.Int64 // chunk streams open here, in both directions
+	landed  atomic.Int64 // page bytes of all intakes
 
 	mu struct {
 		sync.Mutex
@@ -61,8 +64,10 @@ type Link struct {
 		hasMeta    bool
 		ended      bool
 		probing    bool
+		heardAt    time.Time // when some stripe was last found to have received a packet
+		aliveSince time.Time // when that was the case again after an outage
 		err        error
-		goodput    goodput
+		path       path
 		past       pastStripes
 	}
 }
@@ -70,13 +75,16 @@ type Link struct {
 func newLink(a *Agent, want PeerID, nonce wire.Nonce, addr net.Addr) *Link {
 	l := &Link{
 		agent: a, want: want, nonce: nonce, dialled: addr != nil, addr: addr, started: time.Now(),
-		kick: make(chan struct{}, 1), ready: make(chan struct{}),
+		kick: make(chan struct{}, 1), wake: make(chan struct{}, 1), ready: make(chan struct{}),
 		dials: rate.NewLimiter(rate.Every(time.Second), 4),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(a.ctx)
 	l.sched.init()
 	l.out.init()
+	l.hedges.init()
 	l.mu.peer.ID = want
+	known := a.recall(want)
+	l.mu.path.est, l.mu.path.policy = newEstimator(known, l.started), newStripePolicy(a.cfg.Stripes, known.Stripes)
 	l.mu.stripes = make(map[uint32]*stripe)
 	l.mu.changed = make(chan struct{})
 	l.mu.intakes = make(map[flowKey]*intake)
@@ -87,6 +95,7 @@ func newLink(a *Agent, want PeerID, nonce wire.Nonce, addr net.Addr) *Link {
 	l.mu.serving = make(map[uint64]context.CancelFunc)
 	l.wg.Go(l.writeControl)
 	l.wg.Go(l.keep)
+	l.wg.Go(l.tend)
 	return l
 }
 
@@ -208,12 +217,13 @@ func (l *Link) drop(s *stripe, cause error) {
 	if l.mu.control == s {
 		l.mu.control = nil
 		for _, o := range l.mu.stripes {
-			if l.mu.control == nil || o.number < l.mu.control.number {
+			// One that is being retired only when there is no other.
+			if c := l.mu.control; c == nil || c.draining && !o.draining || c.draining == o.draining && o.number < c.number {
 				l.mu.control = o
 			}
 		}
 	}
-	ended := l.mu.ended
+	ended, retired := l.mu.ended, s.draining
 	intakes := make([]*intake, 0, len(l.mu.intakes))
 	for _, in := range l.mu.intakes {
 		intakes = append(intakes, in)
@@ -224,7 +234,11 @@ func (l *Link) drop(s *stripe, cause error) {
 	if ended {
 		return
 	}
-	l.agent.cfg.Logger.LogAttrs(l.ctx, slog.LevelWarn, "stripe lost",
+	level, what := slog.LevelWarn, "stripe lost"
+	if retired {
+		level, what = slog.LevelDebug, "stripe retired"
+	}
+	l.agent.cfg.Logger.LogAttrs(l.ctx, level, what,
 		slog.String("peer", string(l.want)), slog.Uint64("stripe", uint64(s.number)), slog.Any("cause", cause))
 	if code, remote := closedByPeer(cause); remote && code != CodeStripeLost {
 		l.end(l.goneError(cause), CodeOK)
@@ -236,10 +250,7 @@ func (l *Link) drop(s *stripe, cause error) {
 	for _, in := range intakes {
 		in.stripeLost(s.number)
 	}
-	select {
-	case l.kick <- struct{}{}:
-	default:
-	}
+	l.kickKeeper()
 }
 
 func closedByPeer(err error) (Code, bool) {

@@ -13,6 +13,7 @@ type metrics struct {
 
 	bytesSent, bytesReceived              prometheus.Counter
 	mismatches, retries, duplicates, late prometheus.Counter
+	hedged                                prometheus.Counter
 	links, stripes, streams               prometheus.Gauge
 	transfers                             *prometheus.CounterVec // by op and state
 }
@@ -34,6 +35,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	m.mismatches = counter("checksum_mismatches_total", "Pages that did not verify.")
 	m.retries = counter("page_retries_total", "Pages asked for again.")
 	m.duplicates = counter("duplicate_pages_total", "Pages that arrived more than once and were dropped.")
+	m.hedged = counter("hedged_bytes_total", "Page bytes written a second time, over another connection, because the first was slow.")
 	m.late = counter("late_chunks_total", "Chunks of transfers that were over, dropped.")
 	m.links = gauge("links", "Live links, dialled and accepted.")
 	m.stripes = gauge("stripes", "Live connections.")

@@ -22,6 +22,7 @@ type outflow struct {
 	remote  *beginning // what the peer was told, of a write
 	started bool       // the peer is ready, of a write; guarded by ending's lock
 
+	chunkSize []int // pages a chunk of each descriptor
 	chunkBase []int // ordinal of the first chunk of each descriptor; one more at the end
 	streams   map[*quic.SendStream]struct{}
 	landed    int       // pages that the peer says are verified, of a write
@@ -39,9 +40,10 @@ type outflow struct {
 
 func newOutflow(l *Link, key flowKey, p pairs, token, notify []byte) *outflow {
 	f := &outflow{pairs: p, link: l, key: key, token: token, notify: notify, streams: make(map[*quic.SendStream]struct{})}
+	f.chunkSize = p.chunkSizes(l.agent.cfg.ChunkBytes, l.sched.stripes())
 	f.chunkBase = make([]int, len(p.descs)+1)
 	for i, d := range p.descs {
-		n := p.chunkPages(i, l.agent.cfg.ChunkBytes)
+		n := f.chunkSize[i]
 		f.chunkBase[i+1] = f.chunkBase[i] + (int(d.Pages)+n-1)/n
 	}
 	f.sched.stripeOf = make([]uint32, f.chunkBase[len(p.descs)])
@@ -70,7 +72,7 @@ func (f *outflow) pendingBytes() int64 {
 
 // whole returns the chunk of an ordinal of descriptor pair.
 func (f *outflow) whole(pair, ordinal int) chunk {
-	n := f.chunkPages(pair, f.link.agent.cfg.ChunkBytes)
+	n := f.chunkSize[pair]
 	first := (ordinal - f.chunkBase[pair]) * n
 	return chunk{flow: f, ordinal: ordinal, pair: pair, first: first, pages: min(n, int(f.descs[pair].Pages)-first)}
 }
@@ -102,7 +104,7 @@ func (f *outflow) runs(m wire.Again) []chunk {
 			continue
 		}
 		pair, page := f.locate(n)
-		size := f.chunkPages(pair, f.link.agent.cfg.ChunkBytes)
+		size := f.chunkSize[pair]
 		ord := f.chunkBase[pair] + page/size
 		if k := len(out) - 1; k >= 0 && out[k].ordinal == ord && out[k].first+out[k].pages == page {
 			out[k].pages++

@@ -44,9 +44,27 @@ func (p *pairs) locate(n int) (pair, page int) {
 	return i, n - p.base[i]
 }
 
-// chunkPages returns how many pages of descriptor pair one chunk takes.
-func (p *pairs) chunkPages(pair, chunkBytes int) int {
-	return min(max(chunkBytes/p.mems[pair].PageBytes, 1), wire.MaxChunkPages)
+const (
+	// chunksEach is how many chunks each stripe should have left to take when a
+	// descriptor's turn comes: fewer are too coarse to share them out evenly.
+	chunksEach = 4
+	// minTailChunk is the least that chunks are made smaller to for that, in bytes:
+	// a stream costs about as much as 10 kB.
+	minTailChunk = 128 << 10
+)
+
+// chunkSizes returns how many pages of each descriptor one chunk takes: chunkBytes
+// as long as much is left, less towards the end of the list.
+func (p *pairs) chunkSizes(chunkBytes, stripes int) []int {
+	out := make([]int, len(p.descs))
+	left := p.bytes()
+	for i, d := range p.descs {
+		page := int64(p.mems[i].PageBytes)
+		size := min(max(left/int64(chunksEach*max(stripes, 1)), minTailChunk), int64(chunkBytes))
+		out[i] = int(min(max(size/page, 1), wire.MaxChunkPages))
+		left -= int64(d.Pages) * page
+	}
+	return out
 }
 
 // flowKey names a transfer on a link: ids are issued by both ends.

@@ -12,6 +12,40 @@ import (
 // answer theirs: several round trips of any path, with a retransmission.
 const probeTimeout = 3 * time.Second
 
+// outageLeast is the silence of a whole link from which on its connections back
+// off for longer than a probe takes.
+const outageLeast = 2500 * time.Millisecond
+
+// maxJudging bounds the time that a probe takes.
+const maxJudging = time.Minute
+
+// heard notes when each stripe was last found to have received a packet; l.mu is
+// held. Between two calls it is not known when that was: the later time counts.
+func (l *Link) heard(now time.Time) {
+	came := false
+	for _, s := range l.mu.stripes {
+		if n := s.conn.ConnectionStats().PacketsReceived; n != s.heard.packets || s.heard.at.IsZero() {
+			s.heard.packets, s.heard.at, came = n, now, true
+		}
+	}
+	if !came {
+		return
+	}
+	if now.Sub(l.mu.heardAt) > outageLeast {
+		l.mu.aliveSince = now
+	}
+	l.mu.heardAt = now
+}
+
+// deadAt is when a stripe that stays silent counts as dead: after an outage of the
+// whole link it first waits out a back-off about as long as that was.
+func (s *stripe) deadAt(aliveSince time.Time) time.Time {
+	if aliveSince.After(s.heard.at) {
+		return aliveSince.Add(aliveSince.Sub(s.heard.at) + probeTimeout)
+	}
+	return s.heard.at.Add(probeTimeout)
+}
+
 // probe looks for stripes that are dead and do not know it yet: every stripe
 // gets a ping, and those that receive no packet in return, where others do, are
 // closed. What they carried is then asked for over the others, and the dialler
@@ -31,7 +65,12 @@ func (l *Link) probe() {
 	l.mu.probing = true
 	before := make(map[*stripe]uint64, len(l.mu.stripes))
 	for _, s := range l.mu.stripes {
-		before[s] = s.conn.ConnectionStats().PacketsReceived
+		n := s.conn.ConnectionStats().PacketsReceived
+		before[s] = n
+		if s.pinged == n+1 {
+			continue // the last ping is unanswered, and may not have left: the writer must not wait behind it
+		}
+		s.pinged = n + 1
 		if l.out.pushOver(ping, s) != nil {
 			break
 		}
@@ -53,25 +92,64 @@ func (l *Link) closeStripe(number uint32) {
 
 // judge is owned by the link.
 func (l *Link) judge(before map[*stripe]uint64) {
-	timer := time.NewTimer(probeTimeout)
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.mu.probing = false
+	}()
+	start := time.Now()
+	for wait := probeTimeout; wait > 0; {
+		if !l.pause(wait) {
+			return
+		}
+		dead, next := l.silent(before)
+		for _, s := range dead {
+			_ = s.conn.CloseWithError(quic.ApplicationErrorCode(CodeStripeLost), "no packet in return")
+		}
+		if next.IsZero() || time.Since(start) > maxJudging {
+			return
+		}
+		wait = max(time.Until(next), probeTimeout/4)
+	}
+}
+
+// silent returns those of the stripes in before that have received no packet since
+// and are dead, and when the next may be, zero: none will, or the link as a whole
+// is silent.
+func (l *Link) silent(before map[*stripe]uint64) (dead []*stripe, next time.Time) {
+	now := time.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.heard(now)
+	quiet := 0
+	for s, n := range before {
+		if s.conn.ConnectionStats().PacketsReceived != n {
+			continue
+		}
+		quiet++
+		if l.mu.stripes[s.number] != s {
+			continue
+		}
+		if at := s.deadAt(l.mu.aliveSince); !at.After(now) {
+			dead = append(dead, s)
+		} else if next.IsZero() || at.Before(next) {
+			next = at
+		}
+	}
+	if quiet == len(before) {
+		return nil, time.Time{}
+	}
+	return dead, next
+}
+
+// pause waits for d; false: the link ended.
+func (l *Link) pause(d time.Duration) bool {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+		return true
 	case <-l.ctx.Done():
-	}
-	var silent []*stripe
-	for s, n := range before {
-		if s.conn.ConnectionStats().PacketsReceived == n {
-			silent = append(silent, s)
-		}
-	}
-	l.mu.Lock()
-	l.mu.probing = false
-	l.mu.Unlock()
-	if len(silent) == len(before) {
-		return
-	}
-	for _, s := range silent {
-		_ = s.conn.CloseWithError(quic.ApplicationErrorCode(CodeStripeLost), "no packet in return")
+		return false
 	}
 }

@@ -123,7 +123,10 @@ func (l *Link) receivePages(s *stripe, stream *quic.ReceiveStream, in *intake, h
 // broken deals with pages whose stream ended early. With the whole connection
 // gone, they are asked for as the stripe's loss.
 func (l *Link) broken(s *stripe, in *intake, pair, first, pages int, err error) error {
-	_, reset := errors.AsType[*quic.StreamError](err)
+	se, reset := errors.AsType[*quic.StreamError](err)
+	if reset && se.Remote && Code(se.ErrorCode) == CodeHedged {
+		return nil // the pages come over another stripe
+	}
 	if reset || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		in.cutShort(pair, first, pages, s.number)
 	}

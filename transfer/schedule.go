@@ -13,6 +13,7 @@ type chunk struct {
 	first   int
 	pages   int
 	avoid   uint32 // a stripe that should not carry it, 0: none
+	twin    *run   // that this one doubles, nil: none
 }
 
 func (c chunk) bytes() int64 { return int64(c.pages) * int64(c.flow.mems[c.pair].PageBytes) }
@@ -48,6 +49,13 @@ func (q *scheduler) dropStripe(number uint32) {
 	defer q.mu.Unlock()
 	delete(q.live, number)
 	q.work.Broadcast()
+}
+
+// stripes is the number of stripes that take chunks.
+func (q *scheduler) stripes() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.live)
 }
 
 func (q *scheduler) close() {
@@ -181,6 +189,22 @@ func (q *scheduler) requeue(c chunk) {
 	f.sched.again = append(f.sched.again, c)
 	q.queued += c.bytes()
 	q.work.Broadcast()
+}
+
+// hasQueued reports whether a chunk waits for a stripe.
+func (q *scheduler) hasQueued() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.ring) > 0
+}
+
+// carried notes that a stripe was the first to write a chunk that two wrote.
+func (q *scheduler) carried(c chunk, stripe uint32) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !c.flow.sched.dead {
+		c.flow.sched.stripeOf[c.ordinal] = stripe
+	}
 }
 
 // backlog returns the bytes that wait to leave.

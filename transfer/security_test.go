@@ -34,7 +34,7 @@ func TestRefused(t *testing.T) {
 			is: ErrCertificate, says: "CA that the peer trusts", within: time.Second,
 		},
 		{name: "another node", want: "spiffe://test/c", is: ErrPeerIdentity, says: "spiffe://test/a", within: time.Second},
-		{name: "other version", server: func(c *Config) { c.version = 9 }, is: ErrVersion, says: "speaks 1, the peer 9", within: time.Second},
+		{name: "other version", server: func(c *Config) { c.version = 9 }, is: ErrVersion, says: "the peer 9", within: time.Second},
 		{name: "nobody", want: "nobody", is: ErrUnreachable, says: "UDP port open", within: 10 * time.Second},
 		{
 			name: "expired certificate", client: func(c *Config) { c.TLS = ours.nodeUntil("b", time.Date(1999, 6, 1, 0, 0, 0, 0, time.UTC)) },

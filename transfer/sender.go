@@ -42,6 +42,7 @@ func (l *Link) sendChunks(s *stripe) {
 		if err != nil {
 			c.flow.finish(err)
 		}
+		l.hedge()
 	}
 }
 
@@ -84,6 +85,12 @@ func (l *Link) sendChunk(s *stripe, c chunk) (lost bool, err error) {
 		return false, nil
 	}
 	defer f.untrack(stream)
+	r := l.hedges.begin(s, c, stream)
+	if r == nil {
+		stream.CancelWrite(quic.StreamErrorCode(CodeHedged))
+		return false, nil
+	}
+	defer func() { l.hedges.end(r, l.sched.hasQueued()) }()
 	if _, err := stream.Write(buf.b); err != nil {
 		// A reset by either end is an answer: the receiver asks for what it
 		// misses. Everything else is the connection's end.
@@ -94,6 +101,12 @@ func (l *Link) sendChunk(s *stripe, c chunk) (lost bool, err error) {
 		return false, nil // reset by the flow's end, at the same time
 	}
 	l.agent.metrics.bytesSent.Add(float64(raw))
+	if !l.hedges.written(r) {
+		return false, nil
+	}
+	if c.twin != nil {
+		l.sched.carried(c, s.number)
+	}
 	if hook := l.agent.cfg.OnServed; hook != nil && !f.key.own {
 		hook(l.Peer(), f.token, int64(raw), false)
 	}

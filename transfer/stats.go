@@ -15,10 +15,11 @@ type LinkStats struct {
 	// overhead and without that of UDP and IP.
 	BytesSent, BytesReceived                  uint64
 	PacketsSent, PacketsReceived, PacketsLost uint64
-	// Goodput is the estimate from past reads that were started here, in page
-	// bytes per second, without the first round trip; a moving average that
-	// weighs the last transfer 0.3. Reads that ran side by side each count
-	// their share. Meaningless unless GoodputKnown.
+	// Estimates are what past transfers say of the path; of an accepted link, over
+	// which no read was started here, only the round-trip times.
+	Estimates Estimates
+	// Goodput is that of Estimates where it was measured on this link, in page
+	// bytes per second. Meaningless unless GoodputKnown.
 	Goodput        float64
 	GoodputSamples int
 	GoodputKnown   bool          // at least one sample
@@ -40,10 +41,6 @@ func (l *Link) Stats() LinkStats {
 	s := LinkStats{
 		Stripes: len(l.mu.stripes), QueuedBytes: l.sched.backlog(), Since: l.started, Streams: int(l.streams.Load()),
 		Transfers: len(l.mu.intakes) + len(l.mu.outflows), Calls: len(l.mu.calls),
-		Goodput: l.mu.goodput.value, GoodputSamples: l.mu.goodput.samples, GoodputKnown: l.mu.goodput.samples > 0,
-	}
-	if s.GoodputKnown {
-		s.GoodputAge = time.Since(l.mu.goodput.last)
 	}
 	for _, st := range l.mu.stripes {
 		c := st.conn.ConnectionStats()
@@ -57,6 +54,10 @@ func (l *Link) Stats() LinkStats {
 	}
 	s.BytesSent, s.BytesReceived = total.bytesSent, total.bytesReceived
 	s.PacketsSent, s.PacketsReceived, s.PacketsLost = total.packetsSent, total.packetsReceived, total.packetsLost
+	s.Estimates = l.mu.path.est.estimates(time.Now(), s.RTTMin, s.RTTSmoothed)
+	if g := s.Estimates.Goodput; g.Basis == Measured {
+		s.Goodput, s.GoodputSamples, s.GoodputKnown, s.GoodputAge = g.Value, g.Samples, true, g.Age
+	}
 	return s
 }
 
@@ -71,28 +72,4 @@ func (p *pastStripes) add(c quic.ConnectionStats) {
 	p.packetsSent += c.PacketsSent
 	p.packetsReceived += c.PacketsReceived
 	p.packetsLost += c.PacketsLost
-}
-
-// goodput is the moving average of LinkStats.Goodput.
-type goodput struct {
-	value   float64
-	samples int
-	last    time.Time
-}
-
-// minGoodputBytes is the least that a transfer must move to be a sample: less
-// says more about slow start than about the link.
-const minGoodputBytes = 1 << 20
-
-func (g *goodput) sample(bytes int64, d time.Duration) {
-	if bytes < minGoodputBytes || d <= 0 {
-		return
-	}
-	rate := float64(bytes) / d.Seconds()
-	if g.samples == 0 {
-		g.value = rate
-	} else {
-		g.value += 0.3 * (rate - g.value)
-	}
-	g.samples, g.last = g.samples+1, time.Now()
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/quic-go/quic-go"
 
@@ -21,6 +22,18 @@ type stripe struct {
 	conn    *quic.Conn
 	stream  *quic.Stream
 	control atomic.Bool // a control frame went over it, in either direction
+
+	// Guarded by the link's lock.
+	heard struct { // when a packet was last found to have come
+		packets uint64 // received by then
+		at      time.Time
+	}
+	pinged   uint64   // packets received at the last ping, and one; 0: none yet
+	draining bool     // takes no more chunks
+	quiet    struct { // of one that drains
+		packets uint64    // received
+		since   time.Time // none came
+	}
 
 	// Of a dialled stripe, which has a socket of its own; else nil.
 	transport *quic.Transport

@@ -279,13 +279,27 @@ func (t *Transfer) ended(err error, byPeer bool) {
 	l.agent.metrics.transfers.WithLabelValues(t.op.String(), stateOf(err).String()).Inc()
 }
 
+// sampleGoodput takes in how fast the link was while a read ran, reads beside it
+// counted.
 func (l *Link) sampleGoodput(in *intake) {
 	in.Lock()
-	bytes, d := in.bytesDone-in.firstBytes, in.lastAt.Sub(in.firstAt)
+	own, first, half, last := in.bytesDone, in.first, in.half, in.lastAt
 	in.Unlock()
+	landed := l.landed.Load()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.mu.goodput.sample(bytes, d)
+	m := &l.mu.path
+	from := first
+	if !m.est.warm {
+		from = half
+	}
+	var starved float64
+	if watched := m.watched - in.watched; watched > 0 {
+		starved = float64(m.hungry-in.hungry) / float64(watched)
+	}
+	if own > minGoodputBytes {
+		m.est.transferEnded(landed-from.landed, last.Sub(from.at), starved, time.Now())
+	}
 }
 
 func stateOf(err error) State {

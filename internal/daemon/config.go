@@ -16,6 +16,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/kvferry/kvferry/internal/engineload"
+	"github.com/kvferry/kvferry/transfer"
 )
 
 // Config is everything kvferryd can be told. Zero means the documented default everywhere; negative means off where a
@@ -108,7 +109,7 @@ type ArenaConfig struct {
 
 // LinkConfig shapes the link to each peer.
 type LinkConfig struct {
-	// Stripes is the number of QUIC connections a link, 1 to 64. Default 8.
+	// Stripes is the number of QUIC connections a link, 1 to 64. Default 0: as many as the path needs.
 	Stripes int `yaml:"stripes"`
 	// ConnectTimeout bounds dialling a peer, 10ms to 24h. Default 5s.
 	ConnectTimeout time.Duration `yaml:"connect_timeout"`
@@ -182,7 +183,6 @@ func (c Config) WithDefaults() Config {
 		lock := true
 		c.Arena.Lock = &lock
 	}
-	c.Link.Stripes = orDefault(c.Link.Stripes, 8)
 	c.Link.ConnectTimeout = orDefault(c.Link.ConnectTimeout, 5*time.Second)
 	c.Link.ProgressTimeout = orDefault(c.Link.ProgressTimeout, 10*time.Second)
 	c.Link.RoundTrips = orDefault(c.Link.RoundTrips, 3)
@@ -254,7 +254,7 @@ func (c Config) Validate() error {
 	check(c.Arena.MaxBytes >= minArena, "arena.max_bytes", c.Arena.MaxBytes, "65536 (64 KiB) or more")
 	check(filepath.IsAbs(c.Arena.Dir), "arena.dir", fmt.Sprintf("%q", c.Arena.Dir), "an absolute path on a memory filesystem")
 	check(c.Arena.Group >= 0, "arena.group", c.Arena.Group, "0 (the daemon's own group) or a numeric group id")
-	check(c.Link.Stripes >= 1 && c.Link.Stripes <= 64, "link.stripes", c.Link.Stripes, "1 to 64")
+	check(c.Link.Stripes >= 0 && c.Link.Stripes <= transfer.MaxStripes, "link.stripes", c.Link.Stripes, "1 to 64, or 0 for as many as the path needs")
 	check(c.Link.RoundTrips > 0 && c.Link.RoundTrips <= 100, "link.round_trips", c.Link.RoundTrips, "above 0 and at most 100")
 	for _, d := range []struct {
 		field        string

@@ -21,5 +21,5 @@ peers:
 	fmt.Println(c.Validate())
 	// Output:
 	// 4 2s 30s <nil>
-	// config link.stripes = 100: must be 1 to 64
+	// config link.stripes = 100: must be 1 to 64, or 0 for as many as the path needs
 }

@@ -41,11 +41,12 @@
 // # Control frame header, 16 bytes, then the payload
 //
 //	0      1    type (Type): 1 metadata, 2 call, 3 result, 4 call error, 5 call cancel, 6 begin,
-//	            7 ready, 8 again, 9 failed, 10 cancel, 11 done, 12 ack, 13 progress, 14 ping
+//	            7 ready, 8 again, 9 failed, 10 cancel, 11 done, 12 ack, 13 progress, 14 ping,
+//	            15 path, 16 retire
 //	1      1    flags: bit 0 FlagOwn, the id was issued by the frame's sender
 //	2      2    reserved, 0
 //	4      4    payload bytes, at most MaxPayload
-//	8      8    id: of the call or of the transfer
+//	8      8    id: of the call or of the transfer; the stripe's number in a retire
 //
 // # Begin payload, one or more frames a transfer
 //
@@ -80,6 +81,17 @@
 // # Progress payload, 8 bytes
 //
 //	0      8    pages verified so far
+//
+// # Path payload, 48 bytes
+//
+//	0      1    flags: bit 0 starved, a connection could have taken a chunk and there was none
+//	1      3    reserved, 0
+//	4      4    bytes a sent packet
+//	8      8    congestion windows of all connections, bytes
+//	16     8    packets sent
+//	24     8    packets declared lost
+//	32     8    least round-trip time, ns, at most an hour
+//	40     8    smoothed round-trip time, ns, at most an hour
 //
 // # Metadata payload
 //

@@ -31,7 +31,9 @@ const (
 	TypeAck        Type = 12 // answers Failed, Cancel and Done
 	TypeProgress   Type = 13 // payload Progress; from the side that receives pages of a write
 	TypePing       Type = 14 // nothing: whoever sends it watches for any packet in return
-	typeEnd        Type = 15
+	TypePath       Type = 15 // payload Path; id 0; from an accepting side that sends pages
+	TypeRetire     Type = 16 // id is the number of a stripe that takes no more chunks; from the dialler
+	typeEnd        Type = 17
 )
 
 // FlagOwn is set when the frame's id was issued by the frame's sender.

@@ -61,5 +61,6 @@ func FuzzFrameHeader(f *testing.F) { fuzz(f, "frame header") }
 func FuzzBegin(f *testing.F)       { fuzz(f, "begin") }
 func FuzzAgain(f *testing.F)       { fuzz(f, "again") }
 func FuzzFailure(f *testing.F)     { fuzz(f, "failure") }
+func FuzzPath(f *testing.F)        { fuzz(f, "path") }
 func FuzzMetadata(f *testing.F)    { fuzz(f, "metadata") }
 func FuzzChunk(f *testing.F)       { fuzz(f, "chunk header") }

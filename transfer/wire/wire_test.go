@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -102,6 +103,15 @@ var forms = []form{
 		[]any{uint64(0), uint64(1<<64 - 1)},
 	},
 	{
+		"path",
+		func(b []byte) (any, error) { return wire.DecodePath(b) },
+		func(v any) ([]byte, error) { return wire.AppendPath(nil, v.(wire.Path)) },
+		[]any{
+			wire.Path{},
+			wire.Path{Starved: true, PacketBytes: 1280, Window: 12_800_000, Sent: 1<<64 - 1, Lost: 7, RTTMin: time.Nanosecond, RTT: time.Hour},
+		},
+	},
+	{
 		"metadata",
 		func(b []byte) (any, error) { return wire.DecodeMetadata(b) },
 		func(v any) ([]byte, error) { return wire.AppendMetadata(nil, v.(wire.Metadata)) },
@@ -191,7 +201,7 @@ func TestRefused(t *testing.T) {
 		{"hello", "not UTF-8", wire.Hello{Name: "\xff", Incarnation: "i"}},
 		{"hello answer", "long message", wire.HelloAnswer{Name: "a", Incarnation: "b", Message: strings.Repeat("m", 1025)}},
 		{"frame header", "type 0", wire.FrameHeader{}},
-		{"frame header", "type 15", wire.FrameHeader{Type: 15}},
+		{"frame header", "type 17", wire.FrameHeader{Type: 17}},
 		{"frame header", "flags", wire.FrameHeader{Type: 1, Flags: 2}},
 		{"frame header", "length", wire.FrameHeader{Type: 1, Length: wire.MaxPayload + 1}},
 		{"begin", "op", wire.Begin{Op: 3, Descs: one}},
@@ -205,6 +215,8 @@ func TestRefused(t *testing.T) {
 		{"again", "reason", wire.Again{Reason: 4, Pages: bitmap(1)}},
 		{"again", "no bits", wire.Again{Reason: 1}},
 		{"again", "too many bits", wire.Again{Reason: 1, Pages: bitmap(wire.MaxBits + 1)}},
+		{"path", "least round-trip time", wire.Path{RTTMin: -1}},
+		{"path", "round-trip time", wire.Path{RTT: time.Hour + 1}},
 		{"again", "base", wire.Again{Reason: 1, Base: wire.MaxPages - 1, Pages: bitmap(2)}},
 		{"failure", "details", wire.Failure{Details: make([]byte, wire.MaxDetails+1)}},
 		{"metadata", "ids descend", wire.Metadata{Name: "a", Incarnation: "b", Memories: []wire.Memory{{ID: 2, PageBytes: 1}, {ID: 2, PageBytes: 1}}}},
