@@ -187,8 +187,12 @@ func TestWindowStripes(t *testing.T) {
 		packet float64
 		want   int
 	}{
-		{0, time.Second, 1280, 1}, {1e9, 0, 1280, 1}, {1e9, time.Second, 0, 1},
-		{12.8e6 / 1.5, time.Second, 1280, 1}, {12.8e6/1.5 + 1, time.Second, 1280, 2}, {1e12, time.Second, 1280, 64},
+		{0, time.Second, 1280, 1},
+		{1e9, 0, 1280, 1},
+		{1e9, time.Second, 0, 1},
+		{12.8e6 / 1.5, time.Second, 1280, 1},
+		{12.8e6/1.5 + 1, time.Second, 1280, 2},
+		{1e12, time.Second, 1280, 64},
 	} {
 		if got := windowStripes(tc.rate, tc.rtt, tc.packet); got != tc.want {
 			t.Errorf("%+v: %d", tc, got)
