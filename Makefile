@@ -31,7 +31,7 @@ bench-wan: ## how full links of 1 and 10 Gbit/s stay, virtual time, and memory o
 	go test -count=1 -timeout 5h -v -run '^(TestTable|TestMemoryBounded)$$' ./bench/steady -args -table -out $(CURDIR)/bin/bench-wan.json
 
 netns: ## the link between network namespaces; needs root and /dev/net/tun, skips with the reason otherwise
-	go test -tags netns -count=1 -timeout 5m -run 'Ping|Cut|TCP|Fresh|CloseTwice|Namespaces' -v ./bench/wanns/ ./cmd/kvferry/
+	go test -tags netns -count=1 -timeout 5m -run 'Ping|Cut|TCP|Fresh|CloseTwice|Namespaces' -v ./bench/wanns/ ./bench/compare/ ./cmd/kvferry/
 
 race: ## unit and virtual-time tests under the race detector, with invariants
 	go test -race -tags invariants -short -shuffle=on -p 2 -timeout 15m ./...

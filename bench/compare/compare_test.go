@@ -166,10 +166,14 @@ func TestRatios(t *testing.T) {
 		return out
 	}
 	share := 0.5
+	floor, err := findPeer(nameMemory)
+	if err != nil {
+		t.Fatal(err)
+	}
 	b.series = []*series{
 		{peer: &peers[0], runs: turns([3]float64{1, 1, 0.5}, [3]float64{2, 2, 1}, [3]float64{4, 1, 0.5})},
 		{peer: &peers[1], runs: turns([3]float64{2, 2, 1}, [3]float64{5, 2, 1}, [3]float64{10, 4, 2})},
-		{peer: &peers[len(peers)-1], runs: turns([3]float64{1, 1.5, 0}, [3]float64{1, 1.5, 0})},
+		{peer: floor, runs: turns([3]float64{1, 1.5, 0}, [3]float64{1, 1.5, 0})},
 	}
 	b.series[1].runs[2].OthersShare = &share
 	res := b.result(true)

@@ -56,11 +56,11 @@ const (
 	minRate = 4 << 20
 )
 
-// Names lists the ways that can be compared, in the order they are shown. The caller owns the slice.
+// Names lists the ways that can be compared on loopback, in the order they are shown. The caller owns the slice.
 func Names() []string {
 	var out []string
 	for _, p := range peers {
-		if !p.floor {
+		if !p.floor && !p.wan {
 			out = append(out, p.name)
 		}
 	}

@@ -27,6 +27,12 @@
 //
 // The floor is quic-go over in-memory connections, both ends in one process: what QUIC costs without a system call.
 //
+// # Over emulated links
+//
+// RunWAN compares kvferry with kernel TCP (BBR, CUBIC; plain, since TLS would only add to it) and rsync over ssh between two network
+// namespaces that bench/wanns joins; the ends run in them. Verification is as above; rsync has its own. The machine is the
+// link too: it carries every packet through a process, and what it is late for it drops; both are reported.
+//
 // # Concurrency
 //
 // Run is for one call at a time a process: two would share the processors.

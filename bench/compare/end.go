@@ -49,6 +49,8 @@ const (
 type endRequest struct {
 	Op       string
 	Measured bool // the span counts: it is in the profile
+	// Limit ends a move that has not ended by then: what has landed counts, and the end is good for nothing more. 0: none.
+	Limit time.Duration
 }
 
 type endAnswer struct {
@@ -57,6 +59,7 @@ type endAnswer struct {
 	Addr string `json:",omitempty"`
 	// Of opMove.
 	Seconds float64 `json:",omitempty"`
+	Bytes   int64   `json:",omitempty"` // that landed
 	// Of opEnd.
 	CPUSeconds float64 `json:",omitempty"`
 	Digest     uint32  `json:",omitempty"`
@@ -151,11 +154,14 @@ func (e *end) do(req endRequest) (a endAnswer, err error) {
 		if e.mover == nil {
 			return a, errors.New("asked to move, and not a destination")
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), e.cfg.Patience)
+		ctx, cancel := context.WithTimeout(context.Background(), orDefault(req.Limit, e.cfg.Patience))
 		defer cancel()
 		began := time.Now()
 		err = e.mover.move(ctx)
-		a.Seconds = time.Since(began).Seconds()
+		a.Seconds, a.Bytes = time.Since(began).Seconds(), e.mover.landed()
+		if req.Limit > 0 && ctx.Err() != nil {
+			err = nil
+		}
 	case opEnd:
 		a.CPUSeconds = processCPU() - e.cpu
 		switch {

@@ -44,6 +44,9 @@ func (m *memory) fill(seed uint64) {
 	_, _ = rand.NewChaCha8(key).Read(m.b) // never fails
 }
 
+// landed is bytes of pages that have.
+func (m *memory) landed() int64 { return int64(len(m.b)) - m.left.Load()*int64(m.page) }
+
 // digest is a checksum over everything.
 func (m *memory) digest() uint32 { return crc32.Checksum(m.b, castagnoli) }
 

@@ -60,9 +60,12 @@ func (t *tail) String() string {
 	return string(bytes.TrimSpace(t.b))
 }
 
+// launcher starts a command; nil is as it is.
+type launcher func(*exec.Cmd) error
+
 // startProcess starts an end, which stops when ctx ends or it is closed. It is in a process group of its own, so that a
 // terminal's Ctrl-C reaches this process alone, and ends by itself when this one does: its standard input is then closed.
-func startProcess(ctx context.Context, command []string, cfg endConfig) (_ *process, addr string, err error) {
+func startProcess(ctx context.Context, command []string, cfg endConfig, launch launcher) (_ *process, addr string, err error) {
 	p := &process{peer: cfg.Peer, role: cfg.Role, cmd: exec.CommandContext(ctx, command[0], command[1:]...)}
 	ownGroup(p.cmd)
 	p.cmd.Stderr = &p.stderr
@@ -74,7 +77,10 @@ func startProcess(ctx context.Context, command []string, cfg endConfig) (_ *proc
 	if err != nil {
 		return nil, "", err
 	}
-	if err := p.cmd.Start(); err != nil {
+	if launch == nil {
+		launch = (*exec.Cmd).Start
+	}
+	if err := launch(p.cmd); err != nil {
 		return nil, "", fmt.Errorf("start the %s of %s: %w", p.role, p.peer, err)
 	}
 	p.requests, p.answers = json.NewEncoder(p.in), json.NewDecoder(bufio.NewReader(out))
@@ -122,10 +128,16 @@ type pair struct {
 	bytes               int64
 }
 
+// place is where the ends of a pair run.
+type place struct {
+	host                [2]string // source, destination
+	source, destination launcher
+}
+
 // newPair starts both ends and connects them.
-func newPair(ctx context.Context, c Config, ids *identities, p *peer) (_ *pair, err error) {
+func newPair(ctx context.Context, c Config, ids *identities, p *peer, at place) (_ *pair, err error) {
 	cfg := endConfig{
-		Role: roleSource, Peer: p.name, Host: "127.0.0.1", Bytes: c.Bytes, PageBytes: c.PageBytes, Seed: c.Seed, CA: ids.ca, Cert: ids.sourceCert, Key: ids.sourceKey,
+		Role: roleSource, Peer: p.name, Host: at.host[0], Bytes: c.Bytes, PageBytes: c.PageBytes, Seed: c.Seed, CA: ids.ca, Cert: ids.sourceCert, Key: ids.sourceKey,
 		OtherCert: ids.destinationCert, OtherKey: ids.destinationKey, Patience: c.patience(),
 	}
 	profile := func(role string) string {
@@ -145,7 +157,7 @@ func newPair(ctx context.Context, c Config, ids *identities, p *peer) (_ *pair, 
 		cfg.Role, cfg.Profile = roleBoth, profile("both")
 	}
 	var addr string
-	if out.source, addr, err = startProcess(ctx, c.Command, cfg); err != nil {
+	if out.source, addr, err = startProcess(ctx, c.Command, cfg, at.source); err != nil {
 		return nil, err
 	}
 	if p.floor {
@@ -154,7 +166,8 @@ func newPair(ctx context.Context, c Config, ids *identities, p *peer) (_ *pair, 
 	}
 	cfg.Role, cfg.Addr, cfg.Profile = roleDestination, addr, profile(roleDestination)
 	cfg.Cert, cfg.Key, cfg.OtherCert, cfg.OtherKey = ids.destinationCert, ids.destinationKey, nil, nil
-	out.destination, _, err = startProcess(ctx, c.Command, cfg)
+	cfg.Host = at.host[1]
+	out.destination, _, err = startProcess(ctx, c.Command, cfg, at.destination)
 	return out, err
 }
 
@@ -171,6 +184,7 @@ func (p *pair) close() error {
 
 // A Turn is one measured transfer.
 type Turn struct {
+	Bytes   int64   `json:"bytes"` // of verified pages; fewer than were asked for when the turn was cut short
 	Seconds float64 `json:"seconds"`
 	Gbps    float64 `json:"gbps"`
 	// Processor seconds of each end; the floor's are all in CPUSource.
@@ -178,12 +192,14 @@ type Turn struct {
 	CPUDestination float64 `json:"cpu_destination_seconds"`
 	// OthersShare is the share of the machine's processors that everything else used meanwhile; nil where unknown.
 	OthersShare *float64 `json:"others_share"`
+	// BusyShare is the share that anything used, the ends included; nil where unknown.
+	BusyShare *float64 `json:"busy_share"`
 
 	round int
 }
 
-// move runs one transfer.
-func (p *pair) move(ctx context.Context, measured bool, cores int) (*Turn, error) {
+// move runs one transfer. One that is cut short by limit (0: none) leaves the pair good only to be closed, and has no processor time.
+func (p *pair) move(ctx context.Context, measured bool, cores int, limit time.Duration) (*Turn, error) {
 	both := []*process{p.source, p.destination}
 	if p.source == p.destination {
 		both = both[:1]
@@ -194,12 +210,22 @@ func (p *pair) move(ctx context.Context, measured bool, cores int) (*Turn, error
 		}
 	}
 	before, known := machineCPU()
-	a, err := p.destination.ask(ctx, endRequest{Op: opMove})
+	a, err := p.destination.ask(ctx, endRequest{Op: opMove, Limit: limit})
 	if err != nil {
 		return nil, err
 	}
 	after, _ := machineCPU()
-	r := &Turn{Seconds: a.Seconds, Gbps: float64(p.bytes) * 8 / 1e9 / max(a.Seconds, 1e-9)}
+	r := &Turn{Bytes: a.Bytes, Seconds: a.Seconds, Gbps: float64(a.Bytes) * 8 / 1e9 / max(a.Seconds, 1e-9)}
+	if known && cores > 0 {
+		busy := (after - before) / max(r.Seconds, 1e-9) / float64(cores)
+		r.BusyShare = &busy
+	}
+	if a.Bytes < p.bytes {
+		if limit > 0 {
+			return r, nil
+		}
+		return nil, &EndError{p.destination.peer, roleDestination, fmt.Sprintf("BUG: %d of %d bytes have landed", a.Bytes, p.bytes)}
+	}
 	digests := make([]uint32, len(both))
 	for i, e := range both {
 		a, err := e.ask(ctx, endRequest{Op: opEnd})
@@ -216,8 +242,8 @@ func (p *pair) move(ctx context.Context, measured bool, cores int) (*Turn, error
 	if digests[0] != digests[len(digests)-1] {
 		return nil, &EndError{p.destination.peer, roleDestination, "BUG: every page has landed, the bytes differ"}
 	}
-	if known && cores > 0 {
-		share := max(0, (after-before-r.CPUSource-r.CPUDestination)/max(r.Seconds, 1e-9)/float64(cores))
+	if r.BusyShare != nil {
+		share := max(0, *r.BusyShare-r.cpu()/max(r.Seconds, 1e-9)/float64(cores))
 		r.OthersShare = &share
 	}
 	return r, nil

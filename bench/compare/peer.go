@@ -22,12 +22,16 @@ const (
 	nameHTTP2  = "http2"
 	nameGRPC   = "grpc-tls"
 	nameMemory = "quic-go-memory"
+	nameBBR    = "tcp-bbr"
+	nameCUBIC  = "tcp-cubic"
+	nameRsync  = "rsync-ssh"
 )
 
 // peer is one way to move bytes.
 type peer struct {
 	name, what string
 	floor      bool // both ends in one process, for the floor
+	wan        bool // over an emulated link only
 	// serve opens the source: an address for the destination, and what to close.
 	serve func(*endConfig, *memory) (addr string, _ io.Closer, err error)
 	// dial opens the destination.
@@ -38,6 +42,8 @@ type peer struct {
 type mover interface {
 	// move asks for everything and returns when all of it has landed.
 	move(context.Context) error
+	// landed is the bytes that the last move has verified so far.
+	landed() int64
 	io.Closer
 }
 
@@ -50,6 +56,8 @@ var peers = []peer{
 	{name: nameHTTP2, what: "HTTP/2 over TLS 1.3, one response", serve: serveHTTP2, dial: dialHTTP2},
 	{name: nameGRPC, what: "gRPC server stream over TLS 1.3, 1 MiB messages", serve: serveGRPC, dial: dialGRPC},
 	{name: nameMemory, what: "quic-go over in-memory connections, both ends in one process", floor: true, serve: serveMemory, dial: dialMemory},
+	{name: nameBBR, what: "kernel TCP with BBR, 1 connection, no TLS", wan: true, serve: serveKernel("bbr"), dial: dialKernel("bbr")},
+	{name: nameCUBIC, what: "kernel TCP with CUBIC, 1 connection, no TLS", wan: true, serve: serveKernel("cubic"), dial: dialKernel("cubic")},
 }
 
 func findPeer(name string) (*peer, error) {

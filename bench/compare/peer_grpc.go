@@ -80,6 +80,8 @@ func dialGRPC(_ context.Context, c *endConfig, m *memory) (mover, error) {
 	return &grpcMover{conn, m}, nil
 }
 
+func (d *grpcMover) landed() int64 { return d.m.landed() }
+
 func (d *grpcMover) move(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -66,6 +66,8 @@ func dialHTTP2(ctx context.Context, c *endConfig, m *memory) (mover, error) {
 	return d, ctx.Err()
 }
 
+func (d *http2Mover) landed() int64 { return d.frames.m.landed() }
+
 func (d *http2Mover) move(ctx context.Context) (err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.url, nil)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync/atomic"
 
 	"github.com/kvferry/kvferry/internal/certs"
 	"github.com/kvferry/kvferry/transfer"
@@ -51,6 +52,14 @@ type kvferryMover struct {
 	*transfer.Agent
 	link         *transfer.Link
 	here, remote []transfer.Desc
+	last         atomic.Pointer[transfer.Transfer]
+}
+
+func (k *kvferryMover) landed() int64 {
+	if x := k.last.Load(); x != nil {
+		return x.Progress().BytesDone
+	}
+	return 0
 }
 
 func dialKvferry(ctx context.Context, c *endConfig, m *memory) (_ mover, err error) {
@@ -102,6 +111,7 @@ func (k *kvferryMover) move(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	k.last.Store(x)
 	defer func() { _ = x.Release() }() // always nil
 	if err := x.Post(ctx); err != nil {
 		return err

@@ -229,6 +229,8 @@ func (d *quicMover) fail(ctx context.Context, err error) {
 	}
 }
 
+func (d *quicMover) landed() int64 { return d.m.landed() }
+
 func (d *quicMover) move(ctx context.Context) error {
 	if _, err := d.request.Write([]byte{1}); err != nil {
 		return err

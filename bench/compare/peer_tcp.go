@@ -19,10 +19,35 @@ func serveTCP(c *endConfig, m *memory) (string, io.Closer, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	s := &tcpSource{m: m}
-	s.listener = tls.NewListener(l, t)
+	return l.Addr().String(), newTCPSource(m, tls.NewListener(l, t)), nil
+}
+
+// serveKernel serves plain TCP with a congestion control of the kernel's.
+func serveKernel(congestion string) func(*endConfig, *memory) (string, io.Closer, error) {
+	return func(c *endConfig, m *memory) (string, io.Closer, error) {
+		lc := net.ListenConfig{Control: congestionControl(congestion)} // what it accepts has it too
+		l, err := lc.Listen(context.Background(), "tcp4", net.JoinHostPort(c.Host, "0"))
+		if err != nil {
+			return "", nil, err
+		}
+		return l.Addr().String(), newTCPSource(m, l), nil
+	}
+}
+
+func dialKernel(congestion string) func(context.Context, *endConfig, *memory) (mover, error) {
+	return func(ctx context.Context, c *endConfig, m *memory) (mover, error) {
+		conn, err := (&net.Dialer{Control: congestionControl(congestion)}).DialContext(ctx, "tcp4", c.Addr)
+		if err != nil {
+			return nil, err
+		}
+		return &streamMover{Conn: conn, frames: newFrameReader(m)}, nil
+	}
+}
+
+func newTCPSource(m *memory, l net.Listener) *tcpSource {
+	s := &tcpSource{m: m, listener: l}
 	s.wg.Go(s.accept)
-	return l.Addr().String(), s, nil
+	return s
 }
 
 // tcpSource answers each byte of its one connection with every chunk.
@@ -94,6 +119,8 @@ func dialTCP(ctx context.Context, c *endConfig, m *memory) (mover, error) {
 	}
 	return &streamMover{Conn: conn, frames: newFrameReader(m)}, nil
 }
+
+func (d *streamMover) landed() int64 { return d.frames.m.landed() }
 
 func (d *streamMover) move(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { _ = d.Conn.Close() })() // ends the read below

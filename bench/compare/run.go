@@ -72,7 +72,7 @@ func (b *bench) run(ctx context.Context) error {
 	for _, s := range b.series {
 		b.tell(s.peer.name + ", connecting")
 		var err error
-		if s.pair, err = newPair(ctx, b.cfg, b.ids, s.peer); err != nil {
+		if s.pair, err = newPair(ctx, b.cfg, b.ids, s.peer, place{host: [2]string{"127.0.0.1", "127.0.0.1"}}); err != nil {
 			return err
 		}
 	}
@@ -105,7 +105,7 @@ func (b *bench) one(ctx context.Context, s *series, measured bool, stage string)
 	b.tell(stage)
 	ctx, cancel := context.WithTimeoutCause(ctx, b.cfg.patience()+10*time.Second, fmt.Errorf("%s: no end within %v", stage, b.cfg.patience()))
 	defer cancel()
-	r, err := s.pair.move(ctx, measured, b.cores)
+	r, err := s.pair.move(ctx, measured, b.cores, 0)
 	if err != nil {
 		return nil, err
 	}
