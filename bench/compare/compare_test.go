@@ -86,7 +86,7 @@ func TestAllWays(t *testing.T) {
 	if diff := cmp.Diff([][]string{all, append(slices.Clone(all[1:]), all[0])}, [][]string{round(1), round(2)}); diff != "" {
 		t.Errorf("rounds (-want +got):\n%s", diff)
 	}
-	for _, name := range []string{"kvferry-source", "tcp-tls-destination", nameMemory + "-both"} {
+	for _, name := range []string{"kvferry-source-1", "tcp-tls-destination-2", nameMemory + "-both-1"} {
 		if fi, err := os.Stat(filepath.Join(dir, name+".pprof")); err != nil || fi.Size() == 0 {
 			t.Errorf("profile %s: %v", name, err)
 		}

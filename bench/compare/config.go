@@ -24,8 +24,8 @@ type Config struct {
 	Repeats int
 	// Seed makes the bytes.
 	Seed uint64
-	// ProfileDir, when not empty, is a folder that gets a processor profile of each process over its measured transfers:
-	// NAME-source.pprof and NAME-destination.pprof.
+	// ProfileDir, when not empty, is a folder that gets a processor profile of each process and measured transfer:
+	// NAME-source-1.pprof and NAME-destination-1.pprof for the first. "go tool pprof" takes several at once.
 	ProfileDir string
 	// Progress is told before and after each transfer, from one goroutine.
 	Progress func(Progress)

@@ -33,7 +33,7 @@ type endConfig struct {
 	// PEM: the authority, this end's certificate and key; with roleBoth also the destination's.
 	CA, Cert, Key       []byte
 	OtherCert, OtherKey []byte
-	Profile             string // a file, or nothing
+	Profile             string // of files, a measured span each: what comes before their number; or nothing
 	Patience            time.Duration
 
 	network *wan.Network // of an in-memory source
@@ -107,7 +107,8 @@ type end struct {
 	source  io.Closer
 	mover   mover
 	cpu     float64
-	profile *os.File
+	profile *os.File // of the span that runs
+	spans   int      // measured
 }
 
 func (e *end) open() (addr string, err error) {
@@ -141,8 +142,9 @@ func (e *end) do(req endRequest) (a endAnswer, err error) {
 			e.to.reset()
 		}
 		runtime.GC() // garbage of the last span is not of this one
-		if req.Measured && e.cfg.Profile != "" && e.profile == nil {
-			if e.profile, err = os.Create(e.cfg.Profile); err != nil {
+		if req.Measured && e.cfg.Profile != "" {
+			e.spans++
+			if e.profile, err = os.Create(fmt.Sprintf("%s-%d.pprof", e.cfg.Profile, e.spans)); err != nil {
 				return a, err
 			}
 			if err := pprof.StartCPUProfile(e.profile); err != nil {
@@ -164,6 +166,9 @@ func (e *end) do(req endRequest) (a endAnswer, err error) {
 		}
 	case opEnd:
 		a.CPUSeconds = processCPU() - e.cpu
+		if err := e.endProfile(); err != nil {
+			return a, err
+		}
 		switch {
 		case e.to != nil && e.from != nil:
 			a.Digest = e.to.digest()
@@ -182,12 +187,7 @@ func (e *end) do(req endRequest) (a endAnswer, err error) {
 }
 
 func (e *end) close() error {
-	if e.profile != nil {
-		pprof.StopCPUProfile()
-		if err := e.profile.Close(); err != nil {
-			return err
-		}
-	}
+	err := e.endProfile()
 	// What closing says is of no interest: the process ends.
 	if e.mover != nil {
 		_ = e.mover.Close()
@@ -195,5 +195,16 @@ func (e *end) close() error {
 	if e.source != nil {
 		_ = e.source.Close()
 	}
-	return nil
+	return err
+}
+
+// endProfile ends that of a span, if there is one.
+func (e *end) endProfile() error {
+	if e.profile == nil {
+		return nil
+	}
+	pprof.StopCPUProfile()
+	f := e.profile
+	e.profile = nil
+	return f.Close()
 }

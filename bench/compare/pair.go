@@ -144,7 +144,7 @@ func newPair(ctx context.Context, c Config, ids *identities, p *peer, at place) 
 		if c.ProfileDir == "" {
 			return ""
 		}
-		return filepath.Join(c.ProfileDir, p.name+"-"+role+".pprof")
+		return filepath.Join(c.ProfileDir, p.name+"-"+role)
 	}
 	out := &pair{bytes: c.Bytes}
 	defer func() {

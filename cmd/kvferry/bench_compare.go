@@ -41,7 +41,7 @@ quic-go-memory is the floor: quic-go over in-memory connections, both ends in on
 kvferry takes beyond its processor time is sockets, scheduling and the kernel.
 
 Loopback has no delay and no loss: processors set every number here, and the column Limit says so. With --profile the profiles say
-where the time goes: go tool pprof -top DIR/kvferry-source.pprof
+where the time goes: go tool pprof -top DIR/kvferry-source-*.pprof
 
 With --wan, once for each link, it compares over emulated links instead, which takes Linux and root: kvferry, kernel TCP with BBR and
 with CUBIC, and rsync over ssh (where rsync, ssh and sshd are installed) between two network namespaces that carry every IPv4 packet.
@@ -63,7 +63,7 @@ machine is also the link: stay at or below 500 Mbit/s, and believe its warnings.
 	fl.Var(newCount(&c.warmup, 1, 0, 100), "warmup", "rounds that are not counted; the first has cold connections")
 	fl.Var(newCount(&c.rounds, 5, 1, 1000), "repeats", "rounds that are measured; fewer than 4 a side can show no difference with --diff")
 	fl.Uint64Var(&c.cfg.Seed, "seed", 0, "of the bytes")
-	fl.StringVar(&c.cfg.ProfileDir, "profile", "", "write a processor profile of each process to this folder")
+	fl.StringVar(&c.cfg.ProfileDir, "profile", "", "write a processor profile of each process and transfer to this folder")
 	fl.StringVar(&c.out, "out", "", "draw goodput over processor time to this file, .svg or .png")
 	fl.StringArrayVar(&c.links, "wan", nil, "compare over this emulated link, as rtt=70ms,rate=200Mbps,loss=1e-3; may be given several times")
 	fl.Var(newDuration(&c.limit, 30*time.Second, time.Second), "limit", "cut a transfer short after so long, and count what has landed; with --wan")
