@@ -8,7 +8,8 @@ import (
 )
 
 // heldOut chooses at most most lengths for the calibration that the sweep does not have: about the middle of each gap between two of
-// its lengths, and a block beyond either end. They are multiples of block up to longest, sorted; none where all are taken.
+// its lengths, and a block beyond either end, or more where a sweep without gaps leaves fewer than leastHeldOut. They are multiples of
+// block up to longest, sorted; none where all are taken.
 func heldOut(sweep []int64, block, longest int64, most int) []int64 {
 	var all []int64
 	add := func(v int64) {
@@ -20,7 +21,11 @@ func heldOut(sweep []int64, block, longest int64, most int) []int64 {
 	for i, v := range sweep[1:] {
 		add((sweep[i] + v) / 2 / block * block)
 	}
-	add(sweep[len(sweep)-1] + block)
+	last := sweep[len(sweep)-1]
+	add(last + block)
+	for v := last + 2*block; len(all) < leastHeldOut && v <= longest; v += block {
+		add(v)
+	}
 	slices.Sort(all)
 	if len(all) <= most {
 		return all
@@ -31,6 +36,9 @@ func heldOut(sweep []int64, block, longest int64, most int) []int64 {
 	}
 	return out
 }
+
+// leastHeldOut are the lengths that a line should rest on.
+const leastHeldOut = 3
 
 // trial is a migration of the calibration.
 type trial struct {

@@ -12,6 +12,9 @@ func TestHeldOut(t *testing.T) {
 	if got, want := heldOut([]int64{32, 48, 80, 112, 160, 224, 336}, 16, 4096, 6), []int64{16, 64, 96, 128, 192, 352}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
+	if got, want := heldOut([]int64{16, 32, 48, 64}, 16, 4096, 6), []int64{80, 96, 112}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
 		block := int64(1) << rng.IntN(8)
@@ -20,8 +23,8 @@ func TestHeldOut(t *testing.T) {
 			sweep = append(sweep, v)
 		}
 		last := sweep[len(sweep)-1]
-		longest := last + block*rng.Int64N(3)
-		most := 2 + rng.IntN(6)
+		longest := last + block*rng.Int64N(5)
+		most := leastHeldOut + rng.IntN(6)
 		got := heldOut(sweep, block, longest, most)
 		if !slices.IsSorted(got) || len(got) > most {
 			t.Fatalf("%v of %v to %d: %v", most, sweep, longest, got)
@@ -31,8 +34,11 @@ func TestHeldOut(t *testing.T) {
 				t.Fatalf("%v to %d: %v", sweep, longest, got)
 			}
 		}
-		if longest > last && (len(got) == 0 || got[len(got)-1] != last+block) {
+		if longest > last && (len(got) == 0 || got[len(got)-1] <= last) {
 			t.Fatalf("%v to %d: %v does not go beyond", sweep, longest, got)
+		}
+		if longest >= last+leastHeldOut*block && len(got) < leastHeldOut {
+			t.Fatalf("%v to %d: only %v", sweep, longest, got)
 		}
 	}
 }

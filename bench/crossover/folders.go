@@ -19,7 +19,7 @@ const (
 	// keeps locked.
 	folderPrefix = "kvferry-crossover-"
 	lockName     = "lock"
-	// youngFolder is the age up to which a folder without a lock may be one that is being made.
+	// youngFolder is the age up to which a folder whose lock is free may be one that is being made.
 	youngFolder = time.Minute
 )
 
@@ -56,8 +56,9 @@ func (f folder) remove() error {
 	return err
 }
 
-// sweepFolders removes folders of runs that were killed: those of this user, of a process that is no more, and whose lock is free,
-// which also holds for processes that are not seen from here. What can't be removed stays: it hinders nothing.
+// sweepFolders removes folders of runs that were killed: those of this user whose lock is free, which no process can have that is not seen
+// from here, and whose process is no more, or which are not young: another process may have got its number, or nobody has asked
+// how it ended. What can't be removed stays: it hinders nothing.
 func sweepFolders(dir string, now time.Time) {
 	all, err := os.ReadDir(dir)
 	if err != nil {
@@ -86,14 +87,12 @@ func abandoned(path string, now time.Time) bool {
 	if st, ok := fi.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != os.Getuid() {
 		return false
 	}
-	if err := unix.Kill(pid, 0); !errors.Is(err, unix.ESRCH) {
-		return false
-	}
+	dead, young := errors.Is(unix.Kill(pid, 0), unix.ESRCH), now.Sub(fi.ModTime()) <= youngFolder
 	lock, err := os.OpenFile(filepath.Join(path, lockName), os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return now.Sub(fi.ModTime()) > youngFolder
+		return dead && !young
 	}
-	if err != nil {
+	if err != nil || !dead && young {
 		return false
 	}
 	defer func() { _ = lock.Close() }() // gives the lock back

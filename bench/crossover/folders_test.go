@@ -40,8 +40,12 @@ func TestSweepFolders(t *testing.T) {
 	}
 	stale := mk(fmt.Sprintf("%s%d-1", folderPrefix, pid), true)
 	old := mk(fmt.Sprintf("%s%d-2", folderPrefix, pid), false)
-	if err := os.Chtimes(old, time.Time{}, time.Now().Add(-time.Hour)); err != nil {
-		t.Fatal(err)
+	reused := mk(fmt.Sprintf("%s%d-7", folderPrefix, os.Getpid()), true) // the number is another process's by now
+	unlocked := mk(fmt.Sprintf("%s%d-8", folderPrefix, os.Getpid()), false)
+	for _, path := range []string{old, reused, unlocked} {
+		if err := os.Chtimes(path, time.Time{}, time.Now().Add(-time.Hour)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	kept := []string{
 		mk(fmt.Sprintf("%s%d-3", folderPrefix, pid), false), // young
@@ -49,7 +53,10 @@ func TestSweepFolders(t *testing.T) {
 		mk(folderPrefix+"123", true), mk(folderPrefix+"x-1", true), mk(folderPrefix+"-1-1", true), mk(fmt.Sprintf("other-%d-1", pid), true),
 	}
 	locked := mk(fmt.Sprintf("%s%d-5", folderPrefix, pid), true)
-	kept = append(kept, locked)
+	kept = append(kept, locked, unlocked)
+	if err := os.Chtimes(locked, time.Time{}, time.Now().Add(-time.Hour)); err != nil {
+		t.Fatal(err)
+	}
 	lock, err := os.OpenFile(filepath.Join(locked, lockName), os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +73,7 @@ func TestSweepFolders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{stale, old} {
+	for _, path := range []string{stale, old, reused} {
 		if _, err := os.Lstat(path); !os.IsNotExist(err) {
 			t.Errorf("%s is still there: %v", filepath.Base(path), err)
 		}

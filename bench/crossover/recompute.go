@@ -78,7 +78,7 @@ func openReal(ctx context.Context, c Config, preset kvstore.Preset, destination 
 		PrefillSecondsPerToken: -1,
 		Model: refengine.ModelConfig{
 			Layers: l.Layers, Hidden: realHidden, QueryHeads: l.KVHeads, KVHeads: l.KVHeads, HeadDim: l.HeadDim, Vocab: realVocab, Seed: c.Seed + 1,
-			BlockTokens: l.BlockTokens, MaxTokens: int(longest) + l.BlockTokens + 1, // the calibration goes a block beyond the sweep
+			BlockTokens: l.BlockTokens, MaxTokens: int(longest) + leastHeldOut*l.BlockTokens + 1, // the calibration goes beyond the sweep
 		},
 	})
 	if err != nil {

@@ -163,7 +163,7 @@ func (r *run) register(ctx context.Context) (err error) {
 		want = lengths(guess, r.cfg.Quick, r.longest())
 	}
 	prefix := want[len(want)-1]
-	blocks := int(max(prefix, r.warmUpTokens())/r.block()) + 1
+	blocks := int(max(prefix, r.warmUpTokens())/r.block()) + leastHeldOut // beyond the sweep, for the calibration
 	r.slots = 2 * blocks
 	speed, _ := r.prefill.speed()
 	if r.from, err = openWriter(ctx, r.bed.source, layoutOf(r.preset.Layout), r.slots, speed); err != nil {
