@@ -19,7 +19,7 @@ const (
 	// prefillLooks is how often each length is prefilled to calibrate an engine. linkLooks is how often each of at most linkLengths
 	// lengths is migrated to calibrate the link, quickLooks and quickLengths when quick.
 	prefillLooks             = 2
-	linkLooks, linkLengths   = 3, 6
+	linkLooks, linkLengths   = 4, 6
 	quickLooks, quickLengths = 2, 4
 )
 

@@ -12,7 +12,7 @@ import (
 
 const (
 	// keptFetches is how many of the last fetches from a peer are remembered; fetchMaxAge for how long.
-	keptFetches = 15
+	keptFetches = 20
 	fetchMaxAge = time.Hour
 	// From leastFixed fetches on their constant cost is charged, from leastSpread on their spread is known.
 	leastFixed, leastSpread = 3, 5

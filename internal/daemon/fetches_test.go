@@ -204,7 +204,7 @@ func TestFetchesSlope(t *testing.T) {
 		}
 	}
 	for range 200 {
-		if got, ok := of(15, several, now, 3).slope(now); !ok || math.Abs(got*1e8-1) > 0.15 {
+		if got, ok := of(keptFetches, several, now, 4).slope(now); !ok || math.Abs(got*1e8-1) > 0.15 {
 			t.Fatalf("with outliers: %v, %v", got, ok)
 		}
 	}
