@@ -26,6 +26,7 @@ import (
 	"github.com/kvferry/kvferry/internal/certs"
 	"github.com/kvferry/kvferry/internal/daemon"
 	"github.com/kvferry/kvferry/internal/doctor"
+	"github.com/kvferry/kvferry/nvml"
 	"github.com/kvferry/kvferry/transfer"
 )
 
@@ -58,7 +59,7 @@ func newScene(t *testing.T) *scene {
 		Config: daemon.Config{
 			Node: daemon.NodeConfig{ID: "a", Region: "r-a"},
 			// A port that is free at this moment: nothing else of this test binds it.
-			Listen:   daemon.ListenConfig{QUIC: freePort(t)},
+			Listen:   daemon.ListenConfig{QUIC: freePort(t), GRPC: freeTCP(t), Admin: freeTCP(t)},
 			TLS:      daemon.TLSConfig{CA: filepath.Join(s.dir, "ca.crt"), Cert: filepath.Join(s.dir, "a.crt"), Key: filepath.Join(s.dir, "a.key")},
 			Arena:    daemon.ArenaConfig{Dir: arena, Bytes: 1 << 30},
 			StateDir: state,
@@ -92,11 +93,35 @@ func newScene(t *testing.T) *scene {
 			}
 			return doctor.Filesystem{}, &os.PathError{Op: "statfs", Path: path, Err: os.ErrNotExist}
 		},
-		GPU: func(context.Context) (string, string, error) {
-			return "available", "available: 1 GPU(s), driver 1", nil
-		},
+		GPU: func(context.Context) (nvml.Snapshot, error) { return twoGPUs(), nil },
 	}
 	return s
+}
+
+// twoGPUs are a whole one and one with a MIG instance.
+func twoGPUs() nvml.Snapshot {
+	return nvml.Snapshot{State: nvml.StateAvailable, Driver: "1", GPUs: []nvml.GPU{
+		{Index: 0, UUID: "GPU-a", State: nvml.StateAvailable},
+		{Index: 1, UUID: "GPU-b", State: nvml.StateAvailable},
+		{Index: 1, UUID: "MIG-c", Parent: "GPU-b", State: nvml.StateAvailable},
+	}}
+}
+
+// freeTCP is a port that is free at this moment.
+func freeTCP(t *testing.T) string {
+	t.Helper()
+	l := listenTCP(t)
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+func listenTCP(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
 }
 
 const (
@@ -324,6 +349,48 @@ func TestBroken(t *testing.T) {
 			"engine.1", doctor.Fail, "connection refused", "check the address", nil,
 		},
 		{
+			"gRPC address of another host", func(s *scene) { s.setup.Config.Listen.GRPC = "192.0.2.1:7440" },
+			"listen.grpc", doctor.Fail, "TCP 192.0.2.1:7440", "set listen.grpc to 0.0.0.0:7440", nil,
+		},
+		{
+			"admin port of the system's choice", func(s *scene) { s.setup.Config.Listen.Admin = "127.0.0.1:0" },
+			"listen.admin", doctor.Warn, "a port of the system's choice", "127.0.0.1:7442", nil,
+		},
+		{
+			"the daemon has another admin port", func(s *scene) {
+				s.setup.Config.Listen.GRPC, s.setup.Config.Listen.QUIC = "off", swallow(s.t)
+				s.setup.Daemon.PID = os.Getpid()
+				for _, name := range []string{"status", "limits"} {
+					s.files[fmt.Sprintf("/proc/%d/%s", os.Getpid(), name)] = s.files["/proc/self/"+name]
+				}
+			},
+			"listen.admin", doctor.Warn, "it runs with another listen.admin", "restart kvferryd", nil,
+		},
+		{
+			"engine on a GPU that is not there", func(s *scene) {
+				s.setup.Config.Engines = []daemon.EngineConfig{{ID: "vllm-0", GPUs: []string{"0", "GPU-b", "MIG-c", "2", "GPU-x"}}}
+			},
+			"engine.vllm-0.gpus", doctor.Fail, "names 2, GPU-x, and this host has 0 GPU-a, 1 GPU-b, MIG-c", "nvidia-smi -L", nil,
+		},
+		{
+			"engine on a GPU that is lost", func(s *scene) {
+				s.setup.Config.Engines = []daemon.EngineConfig{{ID: "vllm-0", GPUs: []string{"MIG-c"}}}
+				s.setup.Host.GPU = func(context.Context) (nvml.Snapshot, error) {
+					snap := twoGPUs()
+					snap.GPUs[2].State = nvml.StateLost
+					return snap, nil
+				}
+			},
+			"engine.vllm-0.gpus", doctor.Warn, "MIG-c is lost", "nvidia-smi -q", nil,
+		},
+		{
+			"engine's GPUs that are not read", func(s *scene) {
+				s.setup.Config.Engines = []daemon.EngineConfig{{ID: "vllm-0", GPUs: []string{"0"}}}
+				s.setup.Config.GPU.Enabled = new(bool)
+			},
+			"engine.vllm-0.gpus", doctor.Warn, "gpu.enabled is false", "set gpu.enabled to true", nil,
+		},
+		{
 			"configured engine is down", func(s *scene) {
 				s.setup.Config.Engines = []daemon.EngineConfig{{ID: "vllm-0", MetricsURL: "http://" + freePort(s.t)}}
 			},
@@ -383,7 +450,9 @@ func TestBroken(t *testing.T) {
 		},
 		{
 			"GPU driver hangs", func(s *scene) {
-				s.setup.Host.GPU = func(context.Context) (string, string, error) { return "hung", "hung: no answer", nil }
+				s.setup.Host.GPU = func(context.Context) (nvml.Snapshot, error) {
+					return nvml.Snapshot{State: nvml.StateHung, Reason: "no answer"}, nil
+				}
 			},
 			"gpu", doctor.Warn, "hung", "nvidia-smi", nil,
 		},

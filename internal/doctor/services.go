@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/internal/engineload"
-	"github.com/kvferry/kvferry/nvml"
 )
 
 func (d *doctor) checkDaemon(context.Context) Finding {
@@ -85,35 +84,6 @@ func (d *doctor) checkListen(context.Context) Finding {
 		return fail("set listen.quic to a port above 1023", "UDP %s: %v", at, err)
 	}
 	return fail(other, "UDP %s: %v", at, err)
-}
-
-// gpu asks the driver.
-func gpu(ctx context.Context) (state, text string, err error) {
-	sampler, err := nvml.Open()
-	if err != nil {
-		return "", "", err
-	}
-	defer func() { _ = sampler.Close() }() // a driver that hangs is a state already
-	snap, err := sampler.Sample(ctx)
-	if err != nil {
-		return "", "", err
-	}
-	return snap.State.String(), snap.String(), nil
-}
-
-func (d *doctor) checkGPU(ctx context.Context) Finding {
-	state, text, err := d.Host.GPU(ctx)
-	switch {
-	case err != nil:
-		return unknown("%v", err)
-	case state == "hung":
-		return warn("nvidia-smi; if it hangs too, restart the driver or the host", "%s", text)
-	case state != "available":
-		return unknown("%s; without it clocks, throttling and memory do not enter plans", text)
-	case strings.Contains(text, "not well"):
-		return warn("nvidia-smi -q shows which and why; nvidia-smi --gpu-reset -i N resets one", "%s", text)
-	}
-	return ok("%s", text)
 }
 
 // checkEngine scrapes one engine. field is what names it.

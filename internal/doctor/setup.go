@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/internal/daemon"
+	"github.com/kvferry/kvferry/nvml"
 )
 
 // Setup is what to look at.
@@ -77,8 +78,8 @@ type Host struct {
 	Filesystem func(path string) (Filesystem, error)
 	// Now is the time that certificates are held to.
 	Now func() time.Time
-	// GPU describes the GPUs: "available", "unavailable" or "hung", and a sentence.
-	GPU func(ctx context.Context) (state, text string, err error)
+	// GPU reads the GPUs.
+	GPU func(ctx context.Context) (nvml.Snapshot, error)
 }
 
 func (h Host) withDefaults() Host {
@@ -92,7 +93,7 @@ func (h Host) withDefaults() Host {
 		h.Now = time.Now
 	}
 	if h.GPU == nil {
-		h.GPU = gpu
+		h.GPU = readGPUs
 	}
 	return h
 }
@@ -103,6 +104,7 @@ type doctor struct {
 	tls         func() *identity // our certificate, read once
 	bound       func() error     // what binding listen.quic gives, tried once
 	peers       []*peer
+	gpus        gpus
 	maxBytesSet bool // arena.max_bytes is in the file; its default is no promise
 }
 
@@ -127,6 +129,9 @@ func Checks(s Setup) []Check {
 		{"daemon", d.checkDaemon},
 		{"listen.quic", d.checkListen},
 	}
+	for _, p := range d.ports() {
+		checks = append(checks, Check{p.field, p.check})
+	}
 	for _, p := range d.peers {
 		name := "peer." + p.node + "."
 		checks = append(checks, Check{name + "udp", p.checkUDP}, Check{name + "handshake", p.checkHandshake}, Check{name + "return", p.checkReturn})
@@ -147,6 +152,11 @@ func Checks(s Setup) []Check {
 		if e.MetricsURL != "" {
 			field := "engines[id=" + e.ID + "].metrics_url"
 			checks = append(checks, Check{"engine." + e.ID, func(ctx context.Context) Finding { return checkEngine(ctx, e.MetricsURL, field) }})
+		}
+	}
+	for _, e := range s.Config.Engines {
+		if len(e.GPUs) > 0 {
+			checks = append(checks, Check{"engine." + e.ID + ".gpus", func(ctx context.Context) Finding { return d.checkEngineGPUs(ctx, e) }})
 		}
 	}
 	return checks
