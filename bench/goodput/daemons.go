@@ -166,6 +166,8 @@ type engine struct {
 	client  pb.EngineServiceClient
 	region  pb.RegionServiceClient
 	node    string
+	version string          // the daemon's release
+	host    results.Machine // the daemon's, as far as it says
 	id      string
 	arenaID string
 	proc    daemonProcess
@@ -206,7 +208,11 @@ func (f *ferry) open(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		e.node = st.GetNode().GetNodeId()
+		e.node, e.version = st.GetNode().GetNodeId(), st.GetVersion()
+		e.host = results.Machine{OS: st.GetHost().GetOs(), Arch: st.GetHost().GetArch(), CPU: st.GetHost().GetCpu(), Cores: int(st.GetHost().GetCores()), Kernel: st.GetHost().GetKernel()}
+	}
+	if f.destination.host == (results.Machine{}) {
+		f.warned = append(f.warned, "the destination's daemon does not say what machine it runs on: a comparison cannot tell it from another")
 	}
 	if err := f.checkNodes(ctx); err != nil {
 		return err
@@ -303,6 +309,8 @@ func (f *ferry) tell(stage string, done int64, bps float64) {
 func (f *ferry) result(interrupted bool) *Result {
 	res := &Result{
 		Form: FormDaemons, Interrupted: interrupted, started: f.began, machine: f.machine, seconds: time.Since(f.began).Seconds(), Warnings: f.warned,
+		remote:   map[string]results.Machine{"destination": f.destination.host},
+		versions: map[string]string{"source": f.source.version, "destination": f.destination.version},
 		params: map[string]any{
 			"form": FormDaemons, "source": f.source.node, "destination": f.destination.node, "bytes": int64(f.blocks) * f.blockBytes(), "page_bytes": f.cfg.PageBytes,
 			"pages_per_block": f.cfg.PagesPerBlock, "max_rate": max(0, f.cfg.MaxRate), "warmup": f.cfg.Warmup, "repeats": f.cfg.Repeats, "group_blocks": f.group,

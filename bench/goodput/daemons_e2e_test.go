@@ -78,7 +78,10 @@ func TestDaemons(t *testing.T) {
 		if o.RTT == nil || o.RTT.Min < 0.019 || o.CPU.Source == nil || o.CPU.Destination == nil || *o.CPU.Source <= 0 {
 			t.Errorf("rtt %v, cpu %+v", o.RTT, o.CPU)
 		}
-		checkFile(t, res)
+		here, there := res.machine, checkFile(t, res).Remote["destination"] // both on this machine
+		if there.CPU != here.CPU || there.Cores != here.Cores || there.OS != here.OS || there.Kernel != here.Kernel || there.OS == "" {
+			t.Errorf("the destination's machine is %+v, this is %+v", there, here)
+		}
 		t.Logf("goodput %.0f, cpu %s %s, loss %s", o.GoodputBps, text(o.CPU.Source, "%.2f"), text(o.CPU.Destination, "%.2f"), text(o.Loss, "%.2g"))
 	})
 	t.Run("max rate", func(t *testing.T) {

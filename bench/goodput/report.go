@@ -3,6 +3,7 @@ package goodput
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -29,7 +30,8 @@ func (r *Result) File(command []string) (*results.File, error) {
 	}
 	f := results.New(results.KindGoodput, command, r.params)
 	f.Finish(r.Interrupted || r.Failure != "")
-	f.Started, f.Seconds, f.Machine = r.started, r.seconds, r.machine
+	f.Started, f.Seconds, f.Machine, f.Remote = r.started, r.seconds, r.machine, r.remote
+	maps.Copy(f.Versions, r.versions)
 	if r.Failure != "" {
 		f.Warn("cut short by a failure, so that repeats are missing: %s", r.Failure)
 	}

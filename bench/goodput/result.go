@@ -34,6 +34,9 @@ type Result struct {
 	machine results.Machine // at the start
 	seconds float64
 	params  map[string]any
+	// Between daemons: the other machine, and both releases.
+	remote   map[string]results.Machine
+	versions map[string]string
 }
 
 // fail notes what ended the run early; nil is nothing.

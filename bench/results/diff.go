@@ -229,12 +229,22 @@ func unlikes(old, fresh *File) []unlikeness {
 	for _, name := range names {
 		add(AllowParams, "params."+name, paramText(old.Params, name), paramText(fresh.Params, name))
 	}
-	o, n := old.Machine, fresh.Machine
-	add(AllowMachine, "machine.os", o.OS, n.OS)
-	add(AllowMachine, "machine.arch", o.Arch, n.Arch)
-	add(AllowMachine, "machine.cpu", o.CPU, n.CPU)
-	add(AllowMachine, "machine.cores", strconv.Itoa(o.Cores), strconv.Itoa(n.Cores))
-	add(AllowMachine, "machine.cpu_quota", formatNumber(o.CPUQuota), formatNumber(n.CPUQuota))
+	machine := func(name string, o, n Machine) {
+		add(AllowMachine, name+".os", o.OS, n.OS)
+		add(AllowMachine, name+".arch", o.Arch, n.Arch)
+		add(AllowMachine, name+".cpu", o.CPU, n.CPU)
+		add(AllowMachine, name+".cores", strconv.Itoa(o.Cores), strconv.Itoa(n.Cores))
+		add(AllowMachine, name+".cpu_quota", formatNumber(o.CPUQuota), formatNumber(n.CPUQuota))
+	}
+	machine("machine", old.Machine, fresh.Machine)
+	roles := maps.Clone(old.Remote)
+	if roles == nil {
+		roles = map[string]Machine{}
+	}
+	maps.Copy(roles, fresh.Remote)
+	for _, role := range slices.Sorted(maps.Keys(roles)) { // one that is missing is a machine that nothing is known of
+		machine("remote."+role, old.Remote[role], fresh.Remote[role])
+	}
 	for _, m := range fresh.Metrics {
 		if om, ok := old.Metric(m.Name); ok {
 			add(AllowUnits, m.Name+" unit", om.Unit, m.Unit)

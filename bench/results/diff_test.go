@@ -127,6 +127,7 @@ func TestDiffUnlike(t *testing.T) {
 	base := func() *File {
 		f := withMetric(t, metric(Lower, 1, 2, 3, 4, 5))
 		f.Machine.CPU, f.Machine.Cores = "one", 4
+		f.Remote = map[string]Machine{"destination": {OS: "linux", CPU: "one", Cores: 4, Kernel: "6"}}
 		return f
 	}
 	tests := []struct {
@@ -139,6 +140,10 @@ func TestDiffUnlike(t *testing.T) {
 		{"params", func(f *File) { f.Params["rtt"] = "80ms"; f.Params["seed"] = 1 }, []string{"params.rtt", "params.seed"}, []string{AllowParams}},
 		{"absent", func(f *File) { delete(f.Params, "rtt") }, []string{"params.rtt"}, []string{AllowParams}},
 		{"machine", func(f *File) { f.Machine.CPU = "two"; f.Machine.Cores = 8 }, []string{"machine.cpu", "machine.cores"}, []string{AllowMachine}},
+		{"remote machine", func(f *File) {
+			f.Remote = map[string]Machine{"destination": {OS: "linux", CPU: "another", Cores: 8}}
+		}, []string{"remote.destination.cpu", "remote.destination.cores"}, []string{AllowMachine}},
+		{"remote machine unknown", func(f *File) { f.Remote = nil }, []string{"remote.destination.os", "remote.destination.cpu", "remote.destination.cores"}, []string{AllowMachine}},
 		{"both", func(f *File) { f.Params["rtt"] = 1; f.Machine.OS = "plan9" }, []string{"params.rtt", "machine.os"}, []string{AllowParams, AllowMachine}},
 		{"unit", func(f *File) { f.Metrics[0].Unit = "ms" }, []string{"m unit"}, []string{AllowUnits}},
 		{"direction", func(f *File) { f.Metrics[0].Better = Higher }, []string{"m better"}, []string{AllowUnits}},

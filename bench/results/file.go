@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -21,6 +22,9 @@ const Schema = "kvferry.bench/1"
 
 // MaxFileBytes bounds a result on disk, in bytes. Reading and writing more is refused.
 const MaxFileBytes = 64 << 20
+
+// maxRemote bounds the machines of one result.
+const maxRemote = 16
 
 // MaxMetrics bounds the metrics of one result.
 const MaxMetrics = 10_000
@@ -80,6 +84,9 @@ type File struct {
 	Started time.Time `json:"started"`
 	Seconds float64   `json:"seconds"` // wall-clock duration, >= 0
 	Machine Machine   `json:"machine"`
+	// Remote are the other machines that took part, by what they did, as "destination": at most 16. Diff compares them as it
+	// does Machine.
+	Remote map[string]Machine `json:"remote,omitempty"`
 	// Versions are those of what took part: "go", "kvferry", "quic-go"; a benchmark adds its own ("vllm").
 	Versions map[string]string `json:"versions"`
 	// Commit is the revision kvferry was built from, with "+dirty" after it when files had changed; empty when unknown.
@@ -233,6 +240,17 @@ func (f *File) Validate() error {
 	}
 	if !finite(f.Seconds) || f.Seconds < 0 {
 		bad("seconds is %v, want a finite number >= 0", f.Seconds)
+	}
+	if len(f.Remote) > maxRemote {
+		bad("remote has %d machines, want at most %d", len(f.Remote), maxRemote)
+	}
+	for _, role := range slices.Sorted(maps.Keys(f.Remote)) {
+		if !metricName.MatchString(role) {
+			bad("remote has %.80q, want a name as metrics have", role)
+		}
+		if err := f.Remote[role].validate(); err != nil {
+			bad("remote %s: %w", role, err)
+		}
 	}
 	if err := f.Machine.validate(); err != nil {
 		errs = append(errs, err)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -160,6 +161,14 @@ func TestValidate(t *testing.T) {
 		{"started", func(f *File) { f.Started = time.Time{} }, "started is"},
 		{"seconds", func(f *File) { f.Seconds = math.NaN() }, "seconds is NaN"},
 		{"machine", func(f *File) { f.Machine.Cores = -1 }, "machine.cores is -1"},
+		{"remote machine", func(f *File) { f.Remote = map[string]Machine{"destination": {Cores: -1}} }, "remote destination: machine.cores is -1"},
+		{"remote role", func(f *File) { f.Remote = map[string]Machine{"a b": {}} }, `remote has "a b"`},
+		{"remote machines", func(f *File) {
+			f.Remote = map[string]Machine{}
+			for i := range 17 {
+				f.Remote[strconv.Itoa(i)] = Machine{}
+			}
+		}, "remote has 17 machines, want at most 16"},
 		{"name", func(f *File) { f.Metrics[0].Name = "a b" }, `name is "a b"`},
 		{"twice", func(f *File) { f.Metrics[1].Name = "goodput" }, `"goodput" is there twice`},
 		{"unit", func(f *File) { f.Metrics[0].Unit = "" }, "unit is"},

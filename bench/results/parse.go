@@ -78,6 +78,9 @@ func Parse(b []byte) (*File, error) {
 
 // normalize makes a decoded result what New and Save would have made of it: nothing nil, the body without spaces.
 func (f *File) normalize() error {
+	if len(f.Remote) == 0 {
+		f.Remote = nil
+	}
 	if f.Command == nil {
 		f.Command = []string{}
 	}

@@ -79,7 +79,9 @@ type StatusResponse struct {
 	// Goroutines of the daemon.
 	Goroutines int64 `protobuf:"varint,8,opt,name=goroutines,proto3" json:"goroutines,omitempty"`
 	// Offers held for pullers: sessions leased out.
-	Offers        int64 `protobuf:"varint,9,opt,name=offers,proto3" json:"offers,omitempty"`
+	Offers int64 `protobuf:"varint,9,opt,name=offers,proto3" json:"offers,omitempty"`
+	// The machine that it runs on.
+	Host          *HostInfo `protobuf:"bytes,10,opt,name=host,proto3" json:"host,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -177,6 +179,95 @@ func (x *StatusResponse) GetOffers() int64 {
 	return 0
 }
 
+func (x *StatusResponse) GetHost() *HostInfo {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+// HostInfo describes a machine without naming it. What is not known is empty or 0.
+type HostInfo struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Operating system, as Go calls it: "linux".
+	Os string `protobuf:"bytes,1,opt,name=os,proto3" json:"os,omitempty"`
+	// Architecture, as Go calls it: "amd64".
+	Arch string `protobuf:"bytes,2,opt,name=arch,proto3" json:"arch,omitempty"`
+	// Model of the processor, as the system calls it.
+	Cpu string `protobuf:"bytes,3,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	// Logical processors that the daemon may run on.
+	Cores int64 `protobuf:"varint,4,opt,name=cores,proto3" json:"cores,omitempty"`
+	// Release of the kernel.
+	Kernel        string `protobuf:"bytes,5,opt,name=kernel,proto3" json:"kernel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostInfo) Reset() {
+	*x = HostInfo{}
+	mi := &file_kvferry_v1_region_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostInfo) ProtoMessage() {}
+
+func (x *HostInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_region_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostInfo.ProtoReflect.Descriptor instead.
+func (*HostInfo) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *HostInfo) GetOs() string {
+	if x != nil {
+		return x.Os
+	}
+	return ""
+}
+
+func (x *HostInfo) GetArch() string {
+	if x != nil {
+		return x.Arch
+	}
+	return ""
+}
+
+func (x *HostInfo) GetCpu() string {
+	if x != nil {
+		return x.Cpu
+	}
+	return ""
+}
+
+func (x *HostInfo) GetCores() int64 {
+	if x != nil {
+		return x.Cores
+	}
+	return 0
+}
+
+func (x *HostInfo) GetKernel() string {
+	if x != nil {
+		return x.Kernel
+	}
+	return ""
+}
+
 // ArenaStatus is one arena.
 type ArenaStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -222,7 +313,7 @@ type ArenaStatus struct {
 
 func (x *ArenaStatus) Reset() {
 	*x = ArenaStatus{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[2]
+	mi := &file_kvferry_v1_region_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -234,7 +325,7 @@ func (x *ArenaStatus) String() string {
 func (*ArenaStatus) ProtoMessage() {}
 
 func (x *ArenaStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[2]
+	mi := &file_kvferry_v1_region_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -247,7 +338,7 @@ func (x *ArenaStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArenaStatus.ProtoReflect.Descriptor instead.
 func (*ArenaStatus) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{2}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ArenaStatus) GetEngineId() string {
@@ -391,7 +482,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[3]
+	mi := &file_kvferry_v1_region_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -403,7 +494,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[3]
+	mi := &file_kvferry_v1_region_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -416,7 +507,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{3}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ListSessionsRequest) GetTenant() string {
@@ -453,7 +544,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[4]
+	mi := &file_kvferry_v1_region_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -465,7 +556,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[4]
+	mi := &file_kvferry_v1_region_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -478,7 +569,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{4}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*SessionStatus {
@@ -510,7 +601,7 @@ type SessionStatus struct {
 
 func (x *SessionStatus) Reset() {
 	*x = SessionStatus{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[5]
+	mi := &file_kvferry_v1_region_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -522,7 +613,7 @@ func (x *SessionStatus) String() string {
 func (*SessionStatus) ProtoMessage() {}
 
 func (x *SessionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[5]
+	mi := &file_kvferry_v1_region_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -535,7 +626,7 @@ func (x *SessionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStatus.ProtoReflect.Descriptor instead.
 func (*SessionStatus) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{5}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SessionStatus) GetSession() *Session {
@@ -568,7 +659,7 @@ type ListLinksRequest struct {
 
 func (x *ListLinksRequest) Reset() {
 	*x = ListLinksRequest{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[6]
+	mi := &file_kvferry_v1_region_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -580,7 +671,7 @@ func (x *ListLinksRequest) String() string {
 func (*ListLinksRequest) ProtoMessage() {}
 
 func (x *ListLinksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[6]
+	mi := &file_kvferry_v1_region_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -593,7 +684,7 @@ func (x *ListLinksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLinksRequest.ProtoReflect.Descriptor instead.
 func (*ListLinksRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{6}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{7}
 }
 
 // ListLinksResponse is the list.
@@ -607,7 +698,7 @@ type ListLinksResponse struct {
 
 func (x *ListLinksResponse) Reset() {
 	*x = ListLinksResponse{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[7]
+	mi := &file_kvferry_v1_region_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -619,7 +710,7 @@ func (x *ListLinksResponse) String() string {
 func (*ListLinksResponse) ProtoMessage() {}
 
 func (x *ListLinksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[7]
+	mi := &file_kvferry_v1_region_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -632,7 +723,7 @@ func (x *ListLinksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLinksResponse.ProtoReflect.Descriptor instead.
 func (*ListLinksResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{7}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListLinksResponse) GetLinks() []*LinkStatus {
@@ -683,7 +774,7 @@ type LinkStatus struct {
 
 func (x *LinkStatus) Reset() {
 	*x = LinkStatus{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[8]
+	mi := &file_kvferry_v1_region_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +786,7 @@ func (x *LinkStatus) String() string {
 func (*LinkStatus) ProtoMessage() {}
 
 func (x *LinkStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[8]
+	mi := &file_kvferry_v1_region_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +799,7 @@ func (x *LinkStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkStatus.ProtoReflect.Descriptor instead.
 func (*LinkStatus) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{8}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *LinkStatus) GetPeer() *Node {
@@ -829,7 +920,7 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\n" +
 	"\x17kvferry/v1/region.proto\x12\n" +
 	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvferry/v1/common.proto\"\x0f\n" +
-	"\rStatusRequest\"\xdd\x02\n" +
+	"\rStatusRequest\"\x87\x03\n" +
 	"\x0eStatusResponse\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.kvferry.v1.NodeR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x121\n" +
@@ -841,7 +932,15 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\n" +
 	"goroutines\x18\b \x01(\x03R\n" +
 	"goroutines\x12\x16\n" +
-	"\x06offers\x18\t \x01(\x03R\x06offers\"\xcc\x04\n" +
+	"\x06offers\x18\t \x01(\x03R\x06offers\x12(\n" +
+	"\x04host\x18\n" +
+	" \x01(\v2\x14.kvferry.v1.HostInfoR\x04host\"n\n" +
+	"\bHostInfo\x12\x0e\n" +
+	"\x02os\x18\x01 \x01(\tR\x02os\x12\x12\n" +
+	"\x04arch\x18\x02 \x01(\tR\x04arch\x12\x10\n" +
+	"\x03cpu\x18\x03 \x01(\tR\x03cpu\x12\x14\n" +
+	"\x05cores\x18\x04 \x01(\x03R\x05cores\x12\x16\n" +
+	"\x06kernel\x18\x05 \x01(\tR\x06kernel\"\xcc\x04\n" +
 	"\vArenaStatus\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12*\n" +
@@ -920,45 +1019,47 @@ func file_kvferry_v1_region_proto_rawDescGZIP() []byte {
 	return file_kvferry_v1_region_proto_rawDescData
 }
 
-var file_kvferry_v1_region_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_kvferry_v1_region_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_kvferry_v1_region_proto_goTypes = []any{
 	(*StatusRequest)(nil),        // 0: kvferry.v1.StatusRequest
 	(*StatusResponse)(nil),       // 1: kvferry.v1.StatusResponse
-	(*ArenaStatus)(nil),          // 2: kvferry.v1.ArenaStatus
-	(*ListSessionsRequest)(nil),  // 3: kvferry.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil), // 4: kvferry.v1.ListSessionsResponse
-	(*SessionStatus)(nil),        // 5: kvferry.v1.SessionStatus
-	(*ListLinksRequest)(nil),     // 6: kvferry.v1.ListLinksRequest
-	(*ListLinksResponse)(nil),    // 7: kvferry.v1.ListLinksResponse
-	(*LinkStatus)(nil),           // 8: kvferry.v1.LinkStatus
-	(*Node)(nil),                 // 9: kvferry.v1.Node
-	(*durationpb.Duration)(nil),  // 10: google.protobuf.Duration
-	(*Layout)(nil),               // 11: kvferry.v1.Layout
-	(*Session)(nil),              // 12: kvferry.v1.Session
+	(*HostInfo)(nil),             // 2: kvferry.v1.HostInfo
+	(*ArenaStatus)(nil),          // 3: kvferry.v1.ArenaStatus
+	(*ListSessionsRequest)(nil),  // 4: kvferry.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil), // 5: kvferry.v1.ListSessionsResponse
+	(*SessionStatus)(nil),        // 6: kvferry.v1.SessionStatus
+	(*ListLinksRequest)(nil),     // 7: kvferry.v1.ListLinksRequest
+	(*ListLinksResponse)(nil),    // 8: kvferry.v1.ListLinksResponse
+	(*LinkStatus)(nil),           // 9: kvferry.v1.LinkStatus
+	(*Node)(nil),                 // 10: kvferry.v1.Node
+	(*durationpb.Duration)(nil),  // 11: google.protobuf.Duration
+	(*Layout)(nil),               // 12: kvferry.v1.Layout
+	(*Session)(nil),              // 13: kvferry.v1.Session
 }
 var file_kvferry_v1_region_proto_depIdxs = []int32{
-	9,  // 0: kvferry.v1.StatusResponse.node:type_name -> kvferry.v1.Node
-	10, // 1: kvferry.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	2,  // 2: kvferry.v1.StatusResponse.arenas:type_name -> kvferry.v1.ArenaStatus
-	11, // 3: kvferry.v1.ArenaStatus.layout:type_name -> kvferry.v1.Layout
-	5,  // 4: kvferry.v1.ListSessionsResponse.sessions:type_name -> kvferry.v1.SessionStatus
-	12, // 5: kvferry.v1.SessionStatus.session:type_name -> kvferry.v1.Session
-	8,  // 6: kvferry.v1.ListLinksResponse.links:type_name -> kvferry.v1.LinkStatus
-	9,  // 7: kvferry.v1.LinkStatus.peer:type_name -> kvferry.v1.Node
-	10, // 8: kvferry.v1.LinkStatus.rtt_min:type_name -> google.protobuf.Duration
-	10, // 9: kvferry.v1.LinkStatus.rtt_smoothed:type_name -> google.protobuf.Duration
-	10, // 10: kvferry.v1.LinkStatus.age:type_name -> google.protobuf.Duration
-	0,  // 11: kvferry.v1.RegionService.Status:input_type -> kvferry.v1.StatusRequest
-	3,  // 12: kvferry.v1.RegionService.ListSessions:input_type -> kvferry.v1.ListSessionsRequest
-	6,  // 13: kvferry.v1.RegionService.ListLinks:input_type -> kvferry.v1.ListLinksRequest
-	1,  // 14: kvferry.v1.RegionService.Status:output_type -> kvferry.v1.StatusResponse
-	4,  // 15: kvferry.v1.RegionService.ListSessions:output_type -> kvferry.v1.ListSessionsResponse
-	7,  // 16: kvferry.v1.RegionService.ListLinks:output_type -> kvferry.v1.ListLinksResponse
-	14, // [14:17] is the sub-list for method output_type
-	11, // [11:14] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	10, // 0: kvferry.v1.StatusResponse.node:type_name -> kvferry.v1.Node
+	11, // 1: kvferry.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	3,  // 2: kvferry.v1.StatusResponse.arenas:type_name -> kvferry.v1.ArenaStatus
+	2,  // 3: kvferry.v1.StatusResponse.host:type_name -> kvferry.v1.HostInfo
+	12, // 4: kvferry.v1.ArenaStatus.layout:type_name -> kvferry.v1.Layout
+	6,  // 5: kvferry.v1.ListSessionsResponse.sessions:type_name -> kvferry.v1.SessionStatus
+	13, // 6: kvferry.v1.SessionStatus.session:type_name -> kvferry.v1.Session
+	9,  // 7: kvferry.v1.ListLinksResponse.links:type_name -> kvferry.v1.LinkStatus
+	10, // 8: kvferry.v1.LinkStatus.peer:type_name -> kvferry.v1.Node
+	11, // 9: kvferry.v1.LinkStatus.rtt_min:type_name -> google.protobuf.Duration
+	11, // 10: kvferry.v1.LinkStatus.rtt_smoothed:type_name -> google.protobuf.Duration
+	11, // 11: kvferry.v1.LinkStatus.age:type_name -> google.protobuf.Duration
+	0,  // 12: kvferry.v1.RegionService.Status:input_type -> kvferry.v1.StatusRequest
+	4,  // 13: kvferry.v1.RegionService.ListSessions:input_type -> kvferry.v1.ListSessionsRequest
+	7,  // 14: kvferry.v1.RegionService.ListLinks:input_type -> kvferry.v1.ListLinksRequest
+	1,  // 15: kvferry.v1.RegionService.Status:output_type -> kvferry.v1.StatusResponse
+	5,  // 16: kvferry.v1.RegionService.ListSessions:output_type -> kvferry.v1.ListSessionsResponse
+	8,  // 17: kvferry.v1.RegionService.ListLinks:output_type -> kvferry.v1.ListLinksResponse
+	15, // [15:18] is the sub-list for method output_type
+	12, // [12:15] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_kvferry_v1_region_proto_init() }
@@ -973,7 +1074,7 @@ func file_kvferry_v1_region_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvferry_v1_region_proto_rawDesc), len(file_kvferry_v1_region_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
