@@ -1,0 +1,2 @@
+// Package repair
+package repair

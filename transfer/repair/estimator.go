@@ -1,0 +1,224 @@
+package repair
+
+import (
+	"math"
+	"sync"
+	"time"
+)
+
+const (
+	// cleanAtFirst is after how many packets without loss repair goes off, and
+	// cleanAtMost how many after it had to come back several times.
+	cleanAtFirst, cleanAtMost = 1e5, 1.6e6
+	// slowWindow and fastWindow are packets over which a loss rate is taken.
+	slowWindow, fastWindow = 4e5, 2e4
+	fastLosses             = 5 // that make the fast window count
+	prior                  = 1e4
+	// clumpLosses are what a judgement of bursts needs.
+	clumpLosses = 30
+	// baseAge is how long the least RTT counts, half to whole.
+	baseAge = 150 * time.Second
+	topAge  = 10 * time.Second
+	// deepQueue is how far up between the least and the largest RTT the queue counts as full.
+	deepQueue = 0.6
+)
+
+// An Estimator learns from the sessions that share a path what it loses. Losses
+// count only while the path's queue is not near full, as its RTT tells: what a full
+// queue drops is QUIC's to see and to back off from. Safe for concurrent use.
+type Estimator struct {
+	mu struct {
+		sync.Mutex
+		gate     gate
+		low, all rate
+		off      bool
+		wasOff   bool
+		clean    float64 // packets since the last loss that counts
+		target   float64 // of clean, to go off
+
+		depth                  int
+		groups, lost, squares  float64 // since the depth changed, decayed
+		spread                 float64 // losses since then
+		spreadTarget           float64 // of spread, to try less depth
+		fitLoss, fitClump      float64 // what advice said last
+	}
+}
+
+// NewEstimator returns one for one path in one direction: the sessions of a link.
+func NewEstimator() *Estimator {
+	e := new(Estimator)
+	e.mu.target = cleanAtFirst
+	e.mu.depth, e.mu.spreadTarget = 1, 1000
+	return e
+}
+
+// rate is a loss rate over two windows.
+type rate struct{ slow, fast window }
+
+type window struct{ packets, lost float64 }
+
+func (w *window) add(packets, lost, size float64) {
+	w.packets += packets
+	w.lost += lost
+	if w.packets > size {
+		w.packets, w.lost = w.packets/2, w.lost/2
+	}
+}
+
+func (r *rate) add(packets, lost float64) {
+	r.slow.add(packets, lost, slowWindow)
+	r.fast.add(packets, lost, fastWindow)
+}
+
+// value begins at 1e-4 and leans on that less the more losses there are.
+func (r *rate) value() float64 {
+	v := (r.slow.lost + 1) / (r.slow.packets + prior/(1+r.slow.lost))
+	if r.fast.lost >= fastLosses {
+		v = max(v, r.fast.lost/r.fast.packets)
+	}
+	return min(v, 0.5)
+}
+
+// gate tells from the RTT whether the queue of the path is near full.
+type gate struct {
+	base, baseNext time.Duration // least RTT of this and of the next period
+	baseAt         time.Time
+	top            float64       // largest RTT, decaying towards the last, ns
+	recent, before time.Duration // largest of this and of the last short period
+	recentAt, at   time.Time
+}
+
+func (g *gate) add(now time.Time, rtt, least time.Duration) {
+	if rtt <= 0 {
+		return
+	}
+	if least <= 0 || least > rtt {
+		least = rtt
+	}
+	if g.baseAt.IsZero() {
+		g.base, g.baseNext, g.baseAt = least, rtt, now
+	}
+	if now.Sub(g.baseAt) > baseAge {
+		g.base, g.baseNext, g.baseAt = g.baseNext, rtt, now
+	}
+	g.base, g.baseNext = min(g.base, rtt), min(g.baseNext, rtt)
+	if !g.at.IsZero() {
+		g.top -= (g.top - float64(rtt)) * (1 - math.Exp(-now.Sub(g.at).Seconds()/topAge.Seconds()))
+	}
+	g.top, g.at = max(g.top, float64(rtt)), now
+	if now.Sub(g.recentAt) > max(200*time.Millisecond, 2*rtt) {
+		g.before, g.recent, g.recentAt = g.recent, 0, now
+	}
+	g.recent = max(g.recent, rtt)
+}
+
+// low says that the queue has not been near full lately. Noise, an eighth of the
+// least RTT or 5 ms, is no queue.
+func (g *gate) low() bool {
+	r, base := max(g.recent, g.before), g.base
+	return r <= base+max(base/8, 5*time.Millisecond) || float64(r) < float64(base)+deepQueue*(g.top-float64(base))
+}
+
+// path takes what QUIC knows: RTTs, and what it sent and lost since the last time.
+// Losses that it sees bring repair back.
+func (e *Estimator) path(now time.Time, rtt, least time.Duration, sent, lost uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.mu.gate.add(now, rtt, least)
+	if !e.mu.off || lost == 0 || !e.mu.gate.low() {
+		return
+	}
+	e.mu.off = false
+	e.mu.clean = 0
+	e.mu.target = min(2*e.mu.target, cleanAtMost)
+	e.mu.low, e.mu.all = rate{}, rate{}
+	e.mu.low.add(float64(sent), float64(min(lost, sent)))
+	e.mu.all = e.mu.low
+}
+
+// add takes what a report says of the groups since the last one.
+func (e *Estimator) add(d report) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	packets, lost := float64(d.packets), float64(d.lost)
+	e.mu.all.add(packets, lost)
+	low := e.mu.gate.low()
+	if low {
+		e.mu.low.add(packets, lost)
+		e.clump(float64(d.groups), lost, float64(d.squares))
+	}
+	if low && lost > 0 {
+		e.mu.clean = 0
+	} else {
+		e.mu.clean += packets
+	}
+	if e.mu.clean >= e.mu.target && !e.mu.off {
+		e.mu.off = true
+		e.mu.depth = 1
+		e.forget()
+	}
+}
+
+func (e *Estimator) forget() { e.mu.groups, e.mu.lost, e.mu.squares, e.mu.spread = 0, 0, 0, 0 }
+
+// clump adds up how losses gather in groups, and has more depth spread them.
+func (e *Estimator) clump(groups, lost, squares float64) {
+	m := &e.mu
+	m.groups += groups
+	m.lost += lost
+	m.squares += squares
+	m.spread += lost
+	if m.lost < clumpLosses {
+		return
+	}
+	switch c := e.variance(); {
+	case c > 1.3 && m.depth < maxDepth:
+		m.depth *= 2
+		e.forget()
+	case c < 1.1 && m.depth > 1 && m.spread > m.spreadTarget:
+		m.depth /= 2
+		m.spreadTarget *= 4
+		e.forget()
+	case m.lost > 1000:
+		m.groups, m.lost, m.squares = m.groups/2, m.lost/2, m.squares/2
+	}
+}
+
+// variance is that of the losses of a group over their mean: 1 when they are
+// independent, c when c packets are lost at a time.
+func (e *Estimator) variance() float64 {
+	if e.mu.lost == 0 || e.mu.groups == 0 {
+		return 1
+	}
+	return e.mu.squares/e.mu.lost - e.mu.lost/e.mu.groups
+}
+
+// advice is what a sender should prepare for.
+type advice struct {
+	off         bool
+	loss, clump float64
+	depth       int
+}
+
+// advice changes in steps, so that plans are not made for noise.
+func (e *Estimator) advice() advice {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	loss := min(e.mu.low.value(), e.mu.all.value())
+	clump := 1.0
+	if e.mu.lost >= clumpLosses {
+		if c := e.variance(); c > 1.25 {
+			clump = c
+		}
+	}
+	step := func(last *float64, v, by float64) float64 {
+		if v > *last*by || v < *last/by {
+			*last = v
+		}
+		return *last
+	}
+	return advice{
+		off: e.mu.off, depth: e.mu.depth,
+		loss: step(&e.mu.fitLoss, loss, 1.2), clump: step(&e.mu.fitClump, clump, 1.2),
+	}
+}
