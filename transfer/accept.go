@@ -42,18 +42,28 @@ func (a *Agent) welcome(conn *quic.Conn) {
 	_ = conn.CloseWithError(quic.ApplicationErrorCode(codeOf(err)), clip(err.Error(), 256))
 }
 
-func (a *Agent) greet(ctx context.Context, conn *quic.Conn) error {
+func (a *Agent) greet(ctx context.Context, conn *quic.Conn) (err error) {
 	stream, err := conn.AcceptStream(ctx)
 	if err != nil {
 		return fmt.Errorf("accept control stream: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = stream.SetDeadline(time.Now()) })
 	defer stop()
-	s := &stripe{conn: conn, stream: stream}
-	link, peer, err := a.identifyLink(s)
+	s := &stripe{conn: conn, stream: stream, repairConn: a.repair}
+	defer func() {
+		if err != nil {
+			s.endRepair()
+		}
+	}()
+	link, peer, offer, err := a.identifyLink(s)
+	if err == nil {
+		err = link.startRepair(s, offer)
+	}
 	ack := wire.HelloAnswer{Code: uint16(codeOf(err)), Name: string(a.cfg.Name), Incarnation: a.cfg.Incarnation}
 	if err != nil {
 		ack.Message = clip(err.Error(), wire.MaxMessage)
+	} else {
+		ack.Repair = a.cfg.offerRepair()
 	}
 	body, encErr := wire.AppendHelloAnswer(nil, ack)
 	if encErr != nil {
@@ -69,33 +79,33 @@ func (a *Agent) greet(ctx context.Context, conn *quic.Conn) error {
 }
 
 // identifyLink finds out who dialled and for which link.
-func (a *Agent) identifyLink(s *stripe) (*Link, Peer, error) {
+func (a *Agent) identifyLink(s *stripe) (*Link, Peer, wire.Repair, error) {
 	p, body, err := readHello(s.stream)
 	if err != nil {
-		return nil, Peer{}, err
+		return nil, Peer{}, wire.Repair{}, err
 	}
 	if p.Version != a.cfg.version {
-		return nil, Peer{}, &VersionError{Ours: a.cfg.version, Theirs: p.Version}
+		return nil, Peer{}, wire.Repair{}, &VersionError{Ours: a.cfg.version, Theirs: p.Version}
 	}
 	h, err := wire.DecodeHello(body)
 	if err != nil {
-		return nil, Peer{}, err
+		return nil, Peer{}, wire.Repair{}, err
 	}
 	certs := s.conn.ConnectionState().TLS.PeerCertificates
 	if len(certs) == 0 { // RequireAndVerifyClientCert
-		return nil, Peer{}, fmt.Errorf("no certificate: %w", ErrPeerIdentity)
+		return nil, Peer{}, wire.Repair{}, fmt.Errorf("no certificate: %w", ErrPeerIdentity)
 	}
 	id, err := a.cfg.Identify(certs[0])
 	if err != nil {
-		return nil, Peer{}, fmt.Errorf("%w: %w", ErrPeerIdentity, err)
+		return nil, Peer{}, wire.Repair{}, fmt.Errorf("%w: %w", ErrPeerIdentity, err)
 	}
 	if id != PeerID(h.Name) {
-		return nil, Peer{}, fmt.Errorf("%w: it calls itself %q, its certificate names %q", ErrPeerIdentity, h.Name, id)
+		return nil, Peer{}, wire.Repair{}, fmt.Errorf("%w: it calls itself %q, its certificate names %q", ErrPeerIdentity, h.Name, id)
 	}
 	s.number = h.Stripe
 	peer := Peer{ID: id, Incarnation: h.Incarnation}
 	l, err := a.acceptedLink(peer, h.Nonce)
-	return l, peer, err
+	return l, peer, h.Repair, err
 }
 
 // acceptedLink returns the link that a stripe belongs to. A peer with another

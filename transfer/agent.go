@@ -13,6 +13,7 @@ import (
 
 	"github.com/quic-go/quic-go"
 
+	"github.com/kvferry/kvferry/transfer/repair"
 	"github.com/kvferry/kvferry/transfer/udp"
 	"github.com/kvferry/kvferry/transfer/wire"
 )
@@ -27,6 +28,7 @@ type Agent struct {
 	cfg      Config
 	quic     *quic.Config
 	server   *quic.Transport // nil: does not listen
+	repair   *repair.Conn    // over Config.Conn; nil: does not listen, or repair is off
 	listener *quic.Listener
 	metrics  *metrics
 
@@ -80,7 +82,12 @@ func Open(cfg Config) (*Agent, error) {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	a.warnBuffers()
-	a.server = &quic.Transport{Conn: a.cfg.Conn}
+	socket := a.cfg.Conn
+	if !cfg.Repair.Off() {
+		a.repair = repair.Wrap(socket, cfg.Repair)
+		socket = a.repair.PacketConn()
+	}
+	a.server = &quic.Transport{Conn: socket}
 	if a.listener, err = a.server.Listen(cfg.serverTLS(), a.quic); err != nil {
 		a.metrics.unregister()
 		a.cancel(ErrClosed)
@@ -187,7 +194,7 @@ func (a *Agent) Close() error {
 		l.wg.Wait()
 	}
 	if a.server != nil {
-		errs = append(errs, a.server.Close(), a.cfg.Conn.Close())
+		errs = append(errs, a.server.Close(), a.server.Conn.Close())
 	}
 	a.metrics.unregister()
 	return errors.Join(errs...)

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/quic-go/quic-go"
 
+	"github.com/kvferry/kvferry/transfer/repair"
 	"github.com/kvferry/kvferry/transfer/udp"
 	"github.com/kvferry/kvferry/transfer/wire"
 )
@@ -96,6 +97,11 @@ type Config struct {
 	// connection can fill 3.8 Gbit/s with the first.
 	ConnWindow, MaxConnWindow int64
 
+	// Repair adds parity to what is sent, as much as the path's losses ask for, and
+	// rebuilds what was lost before QUIC misses it; both ends must allow it. See
+	// repair.Config: the zero value adapts, negative Parity is off.
+	Repair repair.Config
+
 	// Handler answers the peer's calls; it runs on a goroutine of its own a
 	// call, at most 256 a link. ctx ends with the call and with the link. See
 	// RemoteError for its errors. Nil: calls are refused.
@@ -148,6 +154,9 @@ func (c Config) Validate() error {
 	inRange("StreamWindow", c.StreamWindow, 64<<10, 1<<30)
 	inRange("ConnWindow", c.ConnWindow, 64<<10, 1<<34)
 	inRange("MaxConnWindow", c.MaxConnWindow, 64<<10, 1<<34)
+	if err := c.Repair.Validate(); err != nil {
+		errs = append(errs, &FieldError{Field: "Config.Repair", Value: err, Allowed: "what repair.Config says", Fix: "leave it zero to have it adapt", Err: err})
+	}
 	for _, d := range []struct {
 		field string
 		value time.Duration
@@ -187,6 +196,7 @@ func (c Config) withDefaults() Config {
 	c.StreamWindow = orDefault(c.StreamWindow, wire.MaxChunkBytes+64<<10)
 	c.ConnWindow = orDefault(c.ConnWindow, 32<<20)
 	c.MaxConnWindow = max(orDefault(c.MaxConnWindow, 64<<20), c.ConnWindow)
+	c.Repair = c.Repair.WithDefaults()
 	c.version = orDefault(c.version, wire.Version)
 	return c
 }

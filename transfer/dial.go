@@ -12,6 +12,7 @@ import (
 
 	"github.com/quic-go/quic-go"
 
+	"github.com/kvferry/kvferry/transfer/repair"
 	"github.com/kvferry/kvferry/transfer/wire"
 )
 
@@ -216,7 +217,12 @@ func (l *Link) dialStripe(ctx context.Context, number uint32) (err error) {
 	if err != nil {
 		return errors.Join(fmt.Errorf("open socket: %w", err), plain.Close())
 	}
-	s := &stripe{number: number, packet: packet, transport: &quic.Transport{Conn: packet}}
+	s := &stripe{number: number, packet: packet}
+	if !cfg.Repair.Off() {
+		s.repairConn = repair.Wrap(packet, cfg.Repair)
+		s.packet = s.repairConn.PacketConn()
+	}
+	s.transport = &quic.Transport{Conn: s.packet}
 	defer func() {
 		if err == nil {
 			return
@@ -248,7 +254,7 @@ func (l *Link) hello(ctx context.Context, s *stripe) (Peer, error) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = stream.SetDeadline(time.Now()) })
 	defer stop()
-	body, err := wire.AppendHello(nil, wire.Hello{Nonce: l.nonce, Stripe: s.number, Name: string(cfg.Name), Incarnation: cfg.Incarnation})
+	body, err := wire.AppendHello(nil, wire.Hello{Nonce: l.nonce, Stripe: s.number, Name: string(cfg.Name), Incarnation: cfg.Incarnation, Repair: cfg.offerRepair()})
 	if err != nil {
 		return Peer{}, fmt.Errorf("encode hello: %w", err)
 	}
@@ -271,6 +277,9 @@ func (l *Link) hello(ctx context.Context, s *stripe) (Peer, error) {
 	}
 	if PeerID(a.Name) != l.want {
 		return Peer{}, fmt.Errorf("%w: wanted %q, it calls itself %q", ErrPeerIdentity, l.want, a.Name)
+	}
+	if err := l.startRepair(s, a.Repair); err != nil {
+		return Peer{}, err
 	}
 	s.stream = stream
 	return Peer{ID: PeerID(a.Name), Incarnation: a.Incarnation}, nil

@@ -14,6 +14,7 @@ import (
 	"github.com/quic-go/quic-go"
 	"golang.org/x/time/rate"
 
+	"github.com/kvferry/kvferry/transfer/repair"
 	"github.com/kvferry/kvferry/transfer/wire"
 )
 
@@ -42,6 +43,7 @@ type Link struct {
 	wake   chan struct{} // capacity 1: the tender should look at the path
 	ready  chan struct{} // closed when the peer's metadata has come
 	dials  *rate.Limiter
+	losses *repair.Estimator // of what goes to the peer, all stripes
 
 	streams atomic.Int64 // chunk streams open here, in both directions
 	landed  atomic.Int64 // page bytes of all intakes
@@ -69,6 +71,7 @@ type Link struct {
 		err        error
 		path       path
 		past       pastStripes
+		pastRepair repair.Stats // of stripes that are gone
 	}
 }
 
@@ -76,7 +79,7 @@ func newLink(a *Agent, want PeerID, nonce wire.Nonce, addr net.Addr) *Link {
 	l := &Link{
 		agent: a, want: want, nonce: nonce, dialled: addr != nil, addr: addr, started: time.Now(),
 		kick: make(chan struct{}, 1), wake: make(chan struct{}, 1), ready: make(chan struct{}),
-		dials: rate.NewLimiter(rate.Every(time.Second), 4),
+		dials: rate.NewLimiter(rate.Every(time.Second), 4), losses: repair.NewEstimator(),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(a.ctx)
 	l.sched.init()
@@ -211,9 +214,11 @@ func (l *Link) join(s *stripe, peer Peer) error {
 // drop removes a stripe whose connection ended.
 func (l *Link) drop(s *stripe, cause error) {
 	l.sched.dropStripe(s.number)
+	s.endRepair()
 	l.mu.Lock()
 	delete(l.mu.stripes, s.number)
 	l.mu.past.add(s.conn.ConnectionStats())
+	l.mu.pastRepair.Add(s.repairStats())
 	if l.mu.control == s {
 		l.mu.control = nil
 		for _, o := range l.mu.stripes {

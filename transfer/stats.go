@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/quic-go/quic-go"
+
+	"github.com/kvferry/kvferry/transfer/repair"
 )
 
 // LinkStats is a snapshot of a link.
@@ -27,10 +29,13 @@ type LinkStats struct {
 	// QueuedBytes is the egress backlog: page bytes of transfers that wait here
 	// to be written.
 	QueuedBytes int64
-	Streams     int       // chunk streams being written or read here
-	Transfers   int       // that run now, started by either side
-	Calls       int       // in flight, made from here
-	Since       time.Time // when the link began
+	// Repair counts what repair did below QUIC, all stripes since the link began.
+	// Its Group, Symbols and Depth are those of one stripe that sends parity now.
+	Repair    repair.Stats
+	Streams   int       // chunk streams being written or read here
+	Transfers int       // that run now, started by either side
+	Calls     int       // in flight, made from here
+	Since     time.Time // when the link began
 }
 
 // Stats returns a snapshot.
@@ -42,7 +47,13 @@ func (l *Link) Stats() LinkStats {
 		Stripes: len(l.mu.stripes), QueuedBytes: l.sched.backlog(), Since: l.started, Streams: int(l.streams.Load()),
 		Transfers: len(l.mu.intakes) + len(l.mu.outflows), Calls: len(l.mu.calls),
 	}
+	s.Repair = l.mu.pastRepair
 	for _, st := range l.mu.stripes {
+		r := st.repairStats()
+		s.Repair.Add(r)
+		if r.Symbols > s.Repair.Symbols {
+			s.Repair.Group, s.Repair.Symbols, s.Repair.Depth = r.Group, r.Symbols, r.Depth
+		}
 		c := st.conn.ConnectionStats()
 		total.add(c)
 		if s.RTTMin == 0 || c.MinRTT < s.RTTMin {

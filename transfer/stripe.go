@@ -12,6 +12,7 @@ import (
 
 	"github.com/quic-go/quic-go"
 
+	"github.com/kvferry/kvferry/transfer/repair"
 	"github.com/kvferry/kvferry/transfer/wire"
 )
 
@@ -38,6 +39,9 @@ type stripe struct {
 	// Of a dialled stripe, which has a socket of its own; else nil.
 	transport *quic.Transport
 	packet    net.PacketConn
+
+	repairConn *repair.Conn // under the connection; nil: off
+	repair     *repair.Session
 }
 
 // closeSocket closes the socket of a dialled stripe whose connection has ended.

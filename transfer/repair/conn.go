@@ -221,7 +221,9 @@ func (c *Conn) emit(packets []byte, size int, addr net.Addr, oob []byte) {
 }
 
 // reply sends one packet.
-func (c *Conn) reply(packet []byte, addr net.Addr, oob []byte) { c.emit(packet, len(packet), addr, oob) }
+func (c *Conn) reply(packet []byte, addr net.Addr, oob []byte) {
+	c.emit(packet, len(packet), addr, oob)
+}
 
 // outbox holds rebuilt packets until the next read.
 type outbox struct {

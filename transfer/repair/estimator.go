@@ -12,8 +12,10 @@ const (
 	cleanAtFirst, cleanAtMost = 1e5, 1.6e6
 	// slowWindow and fastWindow are packets over which a loss rate is taken.
 	slowWindow, fastWindow = 4e5, 2e4
-	fastLosses             = 5 // that make the fast window count
-	prior                  = 1e4
+	// knownClean packets without loss show that what a full queue drops is all that is lost.
+	knownClean = 2e4
+	fastLosses = 5 // that make the fast window count
+	prior      = 1e4
 	// clumpLosses are what a judgement of bursts needs.
 	clumpLosses = 30
 	// baseAge is how long the least RTT counts, half to whole.
@@ -36,11 +38,11 @@ type Estimator struct {
 		clean    float64 // packets since the last loss that counts
 		target   float64 // of clean, to go off
 
-		depth                  int
-		groups, lost, squares  float64 // since the depth changed, decayed
-		spread                 float64 // losses since then
-		spreadTarget           float64 // of spread, to try less depth
-		fitLoss, fitClump      float64 // what advice said last
+		depth                 int
+		groups, lost, squares float64 // since the depth changed, decayed
+		spread                float64 // losses since then
+		spreadTarget          float64 // of spread, to try less depth
+		fitLoss, fitClump     float64 // what advice said last
 	}
 }
 
@@ -147,10 +149,11 @@ func (e *Estimator) add(d report) {
 		e.mu.low.add(packets, lost)
 		e.clump(float64(d.groups), lost, float64(d.squares))
 	}
-	if low && lost > 0 {
-		e.mu.clean = 0
-	} else {
+	switch {
+	case lost == 0:
 		e.mu.clean += packets
+	case low || e.mu.low.slow.lost > 0 || e.mu.low.slow.packets < knownClean:
+		e.mu.clean = 0
 	}
 	if e.mu.clean >= e.mu.target && !e.mu.off {
 		e.mu.off = true

@@ -45,7 +45,9 @@ type group struct {
 	oob          []byte // to send them with
 }
 
-func newSender(token Token) sender { return sender{token: token, trusted: firstPacket, budget: burstBudget} }
+func newSender(token Token) sender {
+	return sender{token: token, trusted: firstPacket, budget: burstBudget}
+}
 
 // half is the size of a symbol: two hold the largest packet with its length.
 func (s *sender) half() int { return (lengthBytes + s.trusted + 1) / 2 }

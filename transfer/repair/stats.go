@@ -28,11 +28,20 @@ func (s *Stats) Add(o Stats) {
 		to   *uint64
 		from uint64
 	}{
-		{&s.Packets, o.Packets}, {&s.Groups, o.Groups}, {&s.ParityPackets, o.ParityPackets}, {&s.ParityBytes, o.ParityBytes},
-		{&s.PeerLost, o.PeerLost}, {&s.PeerRepaired, o.PeerRepaired}, {&s.PeerUnrepaired, o.PeerUnrepaired},
-		{&s.ParityReceived, o.ParityReceived}, {&s.GroupsReceived, o.GroupsReceived},
-		{&s.Lost, o.Lost}, {&s.Repaired, o.Repaired}, {&s.Unrepaired, o.Unrepaired},
-		{&s.Strangers, o.Strangers}, {&s.Malformed, o.Malformed},
+		{&s.Packets, o.Packets},
+		{&s.Groups, o.Groups},
+		{&s.ParityPackets, o.ParityPackets},
+		{&s.ParityBytes, o.ParityBytes},
+		{&s.PeerLost, o.PeerLost},
+		{&s.PeerRepaired, o.PeerRepaired},
+		{&s.PeerUnrepaired, o.PeerUnrepaired},
+		{&s.ParityReceived, o.ParityReceived},
+		{&s.GroupsReceived, o.GroupsReceived},
+		{&s.Lost, o.Lost},
+		{&s.Repaired, o.Repaired},
+		{&s.Unrepaired, o.Unrepaired},
+		{&s.Strangers, o.Strangers},
+		{&s.Malformed, o.Malformed},
 	} {
 		*v.to += v.from
 	}

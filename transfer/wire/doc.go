@@ -30,6 +30,8 @@
 //	16     4    stripe number, unique and increasing in a link
 //	20     1+n  name: length, UTF-8 bytes
 //	..     1+n  incarnation: length, UTF-8 bytes
+//	..     1    repair: highest version, 0 none
+//	..     2    repair: packets remembered, 128 to 4096; 0 with version 0
 //
 // # Hello answer, follows the preamble from the listener
 //
@@ -37,6 +39,7 @@
 //	2      1+n  name
 //	..     1+n  incarnation
 //	..     2+n  message: why it was refused, and what to do
+//	..     3    repair: as in the hello
 //
 // # Control frame header, 16 bytes, then the payload
 //

@@ -14,6 +14,35 @@ type Hello struct {
 	Stripe      uint32
 	Name        string // 1 to MaxName bytes of UTF-8
 	Incarnation string // 1 to MaxName bytes of UTF-8
+	Repair      Repair
+}
+
+// Repair is what one side offers for repair of lost packets below QUIC; both must
+// offer it for any. The zero value offers none.
+type Repair struct {
+	Version uint8  // the highest that it speaks, and every lower one; 0: none
+	Span    uint16 // packets that it remembers to rebuild others, MinSpan to MaxSpan
+}
+
+// MinSpan and MaxSpan bound Repair.Span, packets.
+const MinSpan, MaxSpan = 128, 4096
+
+func (r Repair) validate(frame string) error {
+	switch {
+	case r.Version == 0 && r.Span != 0:
+		return malformed(frame, "repair span", r.Span, "0 without a version")
+	case r.Version != 0 && (r.Span < MinSpan || r.Span > MaxSpan):
+		return malformed(frame, "repair span", r.Span, "128 to 4096")
+	}
+	return nil
+}
+
+func appendRepair(b []byte, r Repair) []byte {
+	return binary.BigEndian.AppendUint16(append(b, r.Version), r.Span)
+}
+
+func (c *cursor) repair() Repair {
+	return Repair{Version: c.u8("repair version"), Span: c.u16("repair span")}
 }
 
 // A HelloAnswer is what the listener replies to a Hello.
@@ -22,11 +51,15 @@ type HelloAnswer struct {
 	Name        string
 	Incarnation string
 	Message     string // at most MaxMessage bytes of UTF-8; "" when accepted
+	Repair      Repair
 }
 
 // Validate reports the first field that cannot be sent.
 func (h Hello) Validate() error {
-	return validNames("hello", h.Name, h.Incarnation)
+	if err := validNames("hello", h.Name, h.Incarnation); err != nil {
+		return err
+	}
+	return h.Repair.validate("hello")
 }
 
 // Validate reports the first field that cannot be sent.
@@ -37,7 +70,7 @@ func (a HelloAnswer) Validate() error {
 	if len(a.Message) > MaxMessage || !utf8.ValidString(a.Message) {
 		return malformed("hello answer", "message", len(a.Message), "at most 1024 bytes of UTF-8")
 	}
-	return nil
+	return a.Repair.validate("hello answer")
 }
 
 func validNames(frame, name, incarnation string) error {
@@ -57,7 +90,7 @@ func AppendHello(b []byte, h Hello) ([]byte, error) {
 	b = append(b, h.Nonce[:]...)
 	b = binary.BigEndian.AppendUint32(b, h.Stripe)
 	b = appendShort(b, h.Name)
-	return appendShort(b, h.Incarnation), nil
+	return appendRepair(appendShort(b, h.Incarnation), h.Repair), nil
 }
 
 // DecodeHello decodes exactly one hello.
@@ -68,6 +101,7 @@ func DecodeHello(b []byte) (Hello, error) {
 	h.Stripe = c.u32("stripe")
 	h.Name = c.short("name")
 	h.Incarnation = c.short("incarnation")
+	h.Repair = c.repair()
 	if err := c.end(); err != nil {
 		return Hello{}, err
 	}
@@ -83,7 +117,7 @@ func AppendHelloAnswer(b []byte, a HelloAnswer) ([]byte, error) {
 	b = appendShort(b, a.Name)
 	b = appendShort(b, a.Incarnation)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(a.Message)))
-	return append(b, a.Message...), nil
+	return appendRepair(append(b, a.Message...), a.Repair), nil
 }
 
 // DecodeHelloAnswer decodes exactly one hello answer.
@@ -91,6 +125,7 @@ func DecodeHelloAnswer(b []byte) (HelloAnswer, error) {
 	c := cursor{b: b, frame: "hello answer"}
 	a := HelloAnswer{Code: c.u16("code"), Name: c.short("name"), Incarnation: c.short("incarnation")}
 	a.Message = string(c.take(int(c.u16("message length")), "message"))
+	a.Repair = c.repair()
 	if err := c.end(); err != nil {
 		return HelloAnswer{}, err
 	}

@@ -41,7 +41,7 @@ var forms = []form{
 		func(b []byte) (any, error) { return wire.DecodeHello(b) },
 		func(v any) ([]byte, error) { return wire.AppendHello(nil, v.(wire.Hello)) },
 		[]any{
-			wire.Hello{Nonce: wire.Nonce{1, 15: 2}, Stripe: 1<<32 - 1, Name: "spiffe://kvferry/region/a/node/b", Incarnation: "x"},
+			wire.Hello{Nonce: wire.Nonce{1, 15: 2}, Stripe: 1<<32 - 1, Name: "spiffe://kvferry/region/a/node/b", Incarnation: "x", Repair: wire.Repair{Version: 1, Span: wire.MinSpan}},
 			wire.Hello{Name: strings.Repeat("n", wire.MaxName), Incarnation: strings.Repeat("é", 127)},
 		},
 	},
@@ -50,7 +50,7 @@ var forms = []form{
 		func(b []byte) (any, error) { return wire.DecodeHelloAnswer(b) },
 		func(v any) ([]byte, error) { return wire.AppendHelloAnswer(nil, v.(wire.HelloAnswer)) },
 		[]any{
-			wire.HelloAnswer{Name: "a", Incarnation: "b"},
+			wire.HelloAnswer{Name: "a", Incarnation: "b", Repair: wire.Repair{Version: 255, Span: wire.MaxSpan}},
 			wire.HelloAnswer{Code: 3, Name: "a", Incarnation: "b", Message: strings.Repeat("m", wire.MaxMessage)},
 		},
 	},
