@@ -13,9 +13,10 @@ const (
 	// slowWindow and fastWindow are packets over which a loss rate is taken.
 	slowWindow, fastWindow = 4e5, 2e4
 	// knownClean packets without loss show that what a full queue drops is all that is lost.
-	knownClean = 2e4
-	fastLosses = 5 // that make the fast window count
-	prior      = 1e4
+	knownClean  = 2e4
+	fastLosses  = 5 // that make the fast window count
+	coldPackets = 2e5
+	prior       = 1e4
 	// clumpLosses are what a judgement of bursts needs.
 	clumpLosses = 30
 	// baseAge is how long the least RTT counts, half to whole.
@@ -33,6 +34,7 @@ type Estimator struct {
 		sync.Mutex
 		gate     gate
 		low, all rate
+		warm     bool // slow start is over, or enough was sent
 		off      bool
 		wasOff   bool
 		clean    float64 // packets since the last loss that counts
@@ -114,11 +116,15 @@ func (g *gate) add(now time.Time, rtt, least time.Duration) {
 	g.recent = max(g.recent, rtt)
 }
 
-// low says that the queue has not been near full lately. Noise, an eighth of the
-// least RTT or 5 ms, is no queue.
+// queued says that there is a queue: noise, an eighth of the least RTT or 5 ms, is none.
+func (g *gate) queued() bool {
+	return max(g.recent, g.before) > g.base+max(g.base/8, 5*time.Millisecond)
+}
+
+// low says that the queue has not been near full lately.
 func (g *gate) low() bool {
-	r, base := max(g.recent, g.before), g.base
-	return r <= base+max(base/8, 5*time.Millisecond) || float64(r) < float64(base)+deepQueue*(g.top-float64(base))
+	base := float64(g.base)
+	return !g.queued() || float64(max(g.recent, g.before)) < base+deepQueue*(g.top-base)
 }
 
 // path takes what QUIC knows: RTTs, and what it sent and lost since the last time.
@@ -127,6 +133,7 @@ func (e *Estimator) path(now time.Time, rtt, least time.Duration, sent, lost uin
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.mu.gate.add(now, rtt, least)
+	e.mu.warm = e.mu.warm || rtt > 0 && e.mu.gate.queued()
 	if !e.mu.off || lost == 0 || !e.mu.gate.low() {
 		return
 	}
@@ -145,6 +152,7 @@ func (e *Estimator) add(d report) {
 	packets, lost := float64(d.packets), float64(d.lost)
 	e.mu.all.add(packets, lost)
 	low := e.mu.gate.low()
+	e.mu.warm = e.mu.warm || e.mu.all.slow.packets > coldPackets
 	if low {
 		e.mu.low.add(packets, lost)
 		e.clump(float64(d.groups), lost, float64(d.squares))
@@ -203,10 +211,17 @@ type advice struct {
 	depth       int
 }
 
+// cold is how a path is met of which nothing is known: with enough for bursts, while slow start sends little
+// and has most to lose.
+var cold = advice{loss: 1e-3, clump: 3, depth: 4}
+
 // advice changes in steps, so that plans are not made for noise.
 func (e *Estimator) advice() advice {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if !e.mu.warm && !e.mu.off {
+		return cold
+	}
 	loss := min(e.mu.low.value(), e.mu.all.value())
 	clump := 1.0
 	if e.mu.lost >= clumpLosses {

@@ -137,8 +137,9 @@ func (s *Session) keeping() {
 func (s *Session) replan(a advice, rtt time.Duration, force bool) (closed []*group) {
 	p := &s.mu.send.plan
 	if rtt > 0 {
-		// QUIC takes a packet for lost 9/8 RTT after it was sent: repaired by then it never was.
-		p.wait = min(max(rtt/8, time.Millisecond), 12*time.Millisecond)
+		// QUIC takes a packet for lost 9/8 RTT after it was sent: repaired by then it never was. After
+		// it has been wrong it waits longer, 2 RTT at last, and that is what bursts take to spread.
+		p.wait = min(max(rtt/8*time.Duration(min(max(p.depth, 1), 4)), time.Millisecond), 50*time.Millisecond)
 	} else if p.wait == 0 {
 		p.wait = 2 * time.Millisecond
 	}
