@@ -18,19 +18,23 @@ func TestRepairGoodputX(t *testing.T) {
 		models = []string{m}
 	}
 	secs := 4
+	rate, stripes := "1Gbps", 4
+	fmt.Sscan(os.Getenv("RATE"), &rate)
+	fmt.Sscan(os.Getenv("STRIPES"), &stripes)
+	mbps := map[string]int{"1Gbps": 1000, "100Mbps": 100, "500Mbps": 500, "10Gbps": 10000}[rate]
 	fmt.Sscan(os.Getenv("SECS"), &secs)
 	for _, m := range models {
 		t.Run(m, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := overWAN(t, "rtt=70ms,rate=1Gbps,seed=1,"+m)
+				f := overWAN(t, "rtt=70ms,seed=1,rate="+rate+","+m)
 				edit := func(c *transfer.Config) {
-					c.Stripes = 4
+					c.Stripes = stripes
 					fmt.Sscan(os.Getenv("PARITY"), &c.Repair.Parity)
 					fmt.Sscan(os.Getenv("GROUP"), &c.Repair.Group)
 					fmt.Sscan(os.Getenv("DEPTH"), &c.Repair.Depth)
 				}
 				src, dst := f.open(1, edit), f.open(2, edit)
-				pages := secs * 125e6 / page
+				pages := secs * mbps * 125e3 / page
 				want, got := random(1, page*pages), make([]byte, page*pages)
 				theirs := register(t, src, transfer.Bytes(want, page))
 				mine := register(t, dst, transfer.Bytes(got, page))
@@ -55,7 +59,7 @@ func TestRepairGoodputX(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					share := float64(len(want)) * 8 / res.Duration.Seconds() / 1e9
+					share := float64(len(want)) * 8 / res.Duration.Seconds() / 1e6 / float64(mbps)
 					s := src.Links()[0].Stats()
 					t.Logf("RESULT %s: %v, %.3f of the link, quic lost %d of %d, repair %+v, %+v", run, res.Duration, share, s.PacketsLost, s.PacketsSent, s.Repair, l.Stats().Repair)
 					t.Logf("net %+v", f.network.Stats(src.ip, dst.ip))

@@ -59,7 +59,7 @@ func (r *testReceiver) packet(b []byte) {
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		r.take(p, f, s, r.collect)
+		r.take(p, f, s, epoch, r.collect)
 		return
 	}
 	r.keep(b, r.collect)

@@ -8,8 +8,10 @@ const (
 	reportPeriod = 50 * time.Millisecond
 	// quietPackets, times the ring, without parity end the copying of packets.
 	quietPackets = 4
+	// patience is how long a group may wait for what is out of order.
+	patience = 100 * time.Millisecond
 	// slack is how many packets may come between the last of a group and its parity.
-	slack = 128
+	slack = 64
 )
 
 // receiver finds what a group lacks and rebuilds it. It keeps packets only while
@@ -40,6 +42,7 @@ type pending struct {
 	have      int
 	buffers   [MaxParity][]byte // reused
 	bytes     int               // of a symbol
+	since     time.Time
 }
 
 // decoder is room for one group's decoding.
@@ -77,6 +80,12 @@ func (r *receiver) stop() {
 	r.active = false
 }
 
+// late says that nothing more is to be expected for a group, when one that begins
+// with packet first is heard of: losses are to be reported while they are news.
+func (g *pending) late(first uint32, now time.Time) bool {
+	return int32(first-g.first) > int32(2*g.span+slack) || now.Sub(g.since) > patience
+}
+
 // locate looks up the packets of the group.
 func (g *pending) locate(r *ring) {
 	g.missing = 0
@@ -105,7 +114,7 @@ func (g *pending) arrive(fp, at uint32) bool {
 
 // take takes a parity packet of the session; it returns false for one that it has
 // no use for.
-func (r *receiver) take(p parity, fingerprints, symbol []byte, rebuilt func([]byte)) bool {
+func (r *receiver) take(p parity, fingerprints, symbol []byte, now time.Time, rebuilt func([]byte)) bool {
 	if p.span > r.maxSpan {
 		return false
 	}
@@ -125,7 +134,7 @@ func (r *receiver) take(p parity, fingerprints, symbol []byte, rebuilt func([]by
 	}
 	g := r.find(p)
 	if g == nil {
-		if g = r.open(p, fingerprints, len(symbol)); g == nil {
+		if g = r.open(p, fingerprints, len(symbol), now); g == nil {
 			return true
 		}
 	}
@@ -167,8 +176,8 @@ func (r *receiver) find(p parity) *pending {
 }
 
 // open looks up the packets of a group. One that lacks none is over at once.
-func (r *receiver) open(p parity, fingerprints []byte, bytes int) *pending {
-	for len(r.pending) > 0 && (len(r.pending) >= maxPending || int32(p.first-r.pending[0].first) > int32(r.maxSpan+r.pending[0].span)) {
+func (r *receiver) open(p parity, fingerprints []byte, bytes int, now time.Time) *pending {
+	for len(r.pending) > 0 && (len(r.pending) >= maxPending || r.pending[0].late(p.first, now)) {
 		r.finish(r.pending[0], false)
 	}
 	var g *pending
@@ -177,7 +186,7 @@ func (r *receiver) open(p parity, fingerprints []byte, bytes int) *pending {
 	} else {
 		g = new(pending)
 	}
-	g.parity, g.have, g.bytes = p, 0, bytes
+	g.parity, g.have, g.bytes, g.since = p, 0, bytes, now
 	clear(g.symbols[:])
 	for i := range p.n {
 		f := fingerprints[fingerprintBytes*i:]

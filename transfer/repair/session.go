@@ -137,9 +137,10 @@ func (s *Session) keeping() {
 func (s *Session) replan(a advice, rtt time.Duration, force bool) (closed []*group) {
 	p := &s.mu.send.plan
 	if rtt > 0 {
-		// QUIC takes a packet for lost 9/8 RTT after it was sent: repaired by then it never was. After
-		// it has been wrong it waits longer, 2 RTT at last, and that is what bursts take to spread.
-		p.wait = min(max(rtt/8*time.Duration(min(max(p.depth, 1), 4)), time.Millisecond), 50*time.Millisecond)
+		// QUIC takes a packet for lost 9/8 RTT after it was sent; each time that was
+		// wrong it undoes its backing off and waits longer, 2 RTT at last. Half an RTT
+		// fills the groups of slow connections, which makes parity cheap.
+		p.wait = min(max(rtt/2, time.Millisecond), 50*time.Millisecond)
 	} else if p.wait == 0 {
 		p.wait = 2 * time.Millisecond
 	}
@@ -300,7 +301,7 @@ func (s *Session) receive(kind byte, b []byte, from net.Addr, oob []byte) bool {
 	}
 	moved := addr != s.mu.addr
 	s.from, s.fromOOB = from, oob
-	ok := s.mu.recv.take(p, fingerprints, symbol, s.rebuilt)
+	ok := s.mu.recv.take(p, fingerprints, symbol, now, s.rebuilt)
 	s.keeping()
 	s.mu.stats.ParityReceived++
 	r, due := s.mu.recv.due(now)
