@@ -69,7 +69,7 @@
 //
 // # Limitations
 //
-// Pages travel as they are: no codec. Loss is repaired by QUIC alone; transfers of a link go in turn, without
+// Pages travel as they are: no codec. Transfers of a link go in turn, without
 // classes or weights. A page is at most 4 MiB, a transfer at most 2^18
 // descriptors and 2^24 pages. When the control stream's connection is lost, calls
 // in flight fail with ErrAnswerLost; transfers go on. UDP only: where it is

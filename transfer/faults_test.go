@@ -482,11 +482,14 @@ func TestPeerCloses(t *testing.T) {
 	})
 }
 
+// noRepair edits a configuration for a test that counts on what the link loses or carries.
+func noRepair(_ int, c *transfer.Config) { c.Repair.Parity = -1 }
+
 // TestFair runs a short and a long read side by side: in turn, the short one is
 // over in about twice its own time.
 func TestFair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPull(t, overWAN(t, slow), 1024, nil)
+		p := newPull(t, overWAN(t, slow), 1024, noRepair) // parity takes time of the link
 		long := p.post(t, transfer.TransferOptions{})
 		defer long.Release()
 		short := make([]byte, 128*pageBytes)

@@ -64,8 +64,12 @@ var rules = []rule{
 		reason: "codecs are pure functions over bytes",
 	},
 	{
-		pkg: "transfer/udp", onlyOthers: []string{"golang.org/x/sys", "golang.org/x/net", "github.com/klauspost/reedsolomon"},
+		pkg: "transfer/udp", onlyOthers: []string{"golang.org/x/sys", "golang.org/x/net"},
 		reason: "the socket only satisfies quic-go's interfaces, and must be testable without it",
+	},
+	{
+		pkg: "transfer/repair", onlyOthers: []string{"golang.org/x/sys", "golang.org/x/net", "github.com/klauspost/reedsolomon", "github.com/klauspost/cpuid"},
+		reason: "repair sits between a socket and QUIC and needs neither: it sees packets and addresses",
 	},
 	{
 		pkg: "transfer/transfertest", own: []string{"transfer/..."}, deny: []string{grpcModule},

@@ -117,7 +117,13 @@ type LinkConfig struct {
 	ProgressTimeout time.Duration `yaml:"progress_timeout"`
 	// RoundTrips is what the planner charges a migration in round trips. Default 3.
 	RoundTrips float64 `yaml:"round_trips"`
+	// Repair is "auto" for parity beside the packets where the path loses some, as much as it loses, or "off". Both ends must
+	// have it on. Default "auto".
+	Repair string `yaml:"repair"`
 }
+
+// repairAuto is the other value of LinkConfig.Repair.
+const repairAuto = "auto"
 
 // MigrationConfig bounds migrations.
 type MigrationConfig struct {
@@ -186,6 +192,7 @@ func (c Config) WithDefaults() Config {
 	c.Link.ConnectTimeout = orDefault(c.Link.ConnectTimeout, 5*time.Second)
 	c.Link.ProgressTimeout = orDefault(c.Link.ProgressTimeout, 10*time.Second)
 	c.Link.RoundTrips = orDefault(c.Link.RoundTrips, 3)
+	c.Link.Repair = orDefault(c.Link.Repair, repairAuto)
 	c.Migration.Deadline = orDefault(c.Migration.Deadline, 10*time.Minute)
 	c.Migration.MaxActive = orDefault(c.Migration.MaxActive, 64)
 	c.Migration.LeaseTTL = orDefault(c.Migration.LeaseTTL, 30*time.Second)
@@ -256,6 +263,7 @@ func (c Config) Validate() error {
 	check(c.Arena.Group >= 0, "arena.group", c.Arena.Group, "0 (the daemon's own group) or a numeric group id")
 	check(c.Link.Stripes >= 0 && c.Link.Stripes <= transfer.MaxStripes, "link.stripes", c.Link.Stripes, "1 to 64, or 0 for as many as the path needs")
 	check(c.Link.RoundTrips > 0 && c.Link.RoundTrips <= 100, "link.round_trips", c.Link.RoundTrips, "above 0 and at most 100")
+	check(c.Link.Repair == repairAuto || c.Link.Repair == off, "link.repair", fmt.Sprintf("%q", c.Link.Repair), `"auto" or "off"`)
 	for _, d := range []struct {
 		field        string
 		value, least time.Duration

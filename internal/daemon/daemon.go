@@ -20,6 +20,7 @@ import (
 	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 	"github.com/kvferry/kvferry/transfer"
+	"github.com/kvferry/kvferry/transfer/repair"
 )
 
 // Parts are what a daemon is assembled from. Nil parts are made from the Config; tests bring in-memory ones.
@@ -187,9 +188,13 @@ func (d *Daemon) openAgent(parts Parts) error {
 			return fmt.Errorf("listen on listen.quic: %w", err)
 		}
 	}
+	var lost repair.Config
+	if d.cfg.Link.Repair == off {
+		lost.Parity = -1
+	}
 	agent, err := transfer.Open(transfer.Config{
 		Name: transfer.PeerID(d.cfg.Node.ID), Incarnation: d.incarnation, Conn: conn, DialPacket: parts.DialPacket, TLS: parts.TLS, Identify: identify,
-		Stripes: d.cfg.Link.Stripes, ConnectTimeout: d.cfg.Link.ConnectTimeout, ProgressTimeout: d.cfg.Link.ProgressTimeout,
+		Stripes: d.cfg.Link.Stripes, ConnectTimeout: d.cfg.Link.ConnectTimeout, ProgressTimeout: d.cfg.Link.ProgressTimeout, Repair: lost,
 		Handler: d.answerPeer, OnServed: d.served,
 		Logger: d.log, Registerer: d.registry,
 	})

@@ -41,6 +41,7 @@ func (c *linkCounts) add(st transfer.LinkStats) {
 	c.PacketsSent += st.PacketsSent
 	c.PacketsReceived += st.PacketsReceived
 	c.PacketsLost += st.PacketsLost
+	c.Repair.Add(st.Repair)
 }
 
 func newLinkCollector(l *links) *linkCollector {
@@ -108,6 +109,11 @@ var linkCounters = []row[linkCounts]{
 	counterRow("kvferry_link_sent_packets_total", "QUIC packets sent.", linkLabels, always(func(c linkCounts) float64 { return float64(c.PacketsSent) })),
 	counterRow("kvferry_link_received_packets_total", "QUIC packets received.", linkLabels, always(func(c linkCounts) float64 { return float64(c.PacketsReceived) })),
 	counterRow("kvferry_link_lost_packets_total", "QUIC packets sent and declared lost: loss is this over kvferry_link_sent_packets_total, as the sender sees it.", linkLabels, always(func(c linkCounts) float64 { return float64(c.PacketsLost) })),
+	counterRow("kvferry_link_repair_covered_packets_total", "QUIC packets sent that parity was made for: none where the path loses nothing.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Repair.Packets) })),
+	counterRow("kvferry_link_repair_parity_packets_total", "Parity packets sent.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Repair.ParityPackets) })),
+	counterRow("kvferry_link_repair_parity_bytes_total", "Bytes of parity packets sent, over kvferry_link_sent_bytes_total the price of repair.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Repair.ParityBytes) })),
+	counterRow("kvferry_link_repair_repaired_packets_total", "QUIC packets from the peer that were lost and rebuilt here from parity.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Repair.Repaired) })),
+	counterRow("kvferry_link_repair_unrepaired_packets_total", "QUIC packets from the peer that were lost, named by parity, and could not be rebuilt: QUIC sends them again and slows down.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Repair.Unrepaired) })),
 	counterRow("kvferry_link_dial_failures_total", "Attempts to connect to the peer that failed.", linkLabels, always(func(c linkCounts) float64 { return float64(c.dialFailures) })),
 }
 
@@ -115,6 +121,7 @@ var linkCounters = []row[linkCounts]{
 var linkGauges = []row[view]{
 	gaugeRow("kvferry_link_up", "1 when a link with the peer is up; links are made when first needed.", linkLabels, always(func(v view) float64 { return one(v.connected) })),
 	gaugeRow("kvferry_link_stripes", "QUIC connections of the link that is up.", linkLabels, whenUp(func(v view) float64 { return float64(v.stats.Stripes) })),
+	gaugeRow("kvferry_link_repair_symbols", "Parity symbols of half a packet that a whole group of packets to the peer has; 0: no parity is sent.", linkLabels, whenUp(func(v view) float64 { return float64(v.stats.Repair.Symbols) })),
 	gaugeRow("kvferry_link_rtt_seconds", "Smoothed round-trip time of the fastest connection.", linkLabels, whenUp(func(v view) float64 { return v.stats.RTTSmoothed.Seconds() })),
 	gaugeRow("kvferry_link_rtt_min_seconds", "Least round-trip time seen.", linkLabels, whenUp(func(v view) float64 { return v.stats.RTTMin.Seconds() })),
 	gaugeRow("kvferry_link_queued_bytes", "Page bytes that wait here to be written to the peer.", linkLabels, whenUp(func(v view) float64 { return float64(v.stats.QueuedBytes) })),

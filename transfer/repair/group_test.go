@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 )
@@ -198,5 +199,28 @@ func TestDisorder(t *testing.T) {
 			t.Errorf("seed %d: %+v, %d rebuilt", seed, c, len(rx.got))
 		}
 		t.Logf("seed %d depth %d group %d symbols %d: lost %d, %+v", seed, depth, s.plan.packets, s.plan.symbols, lost, c)
+	}
+}
+
+// TestConfigValidate has each bad field named with what is allowed.
+func TestConfigValidate(t *testing.T) {
+	for _, tc := range []struct {
+		cfg  Config
+		want []string
+	}{
+		{Config{}, nil},
+		{Config{Parity: -5}, nil},
+		{Config{Parity: 40, Group: 108, Depth: 8, MaxOverhead: 100, MaxSpan: 4096}, nil},
+		{Config{Parity: 1, Group: -1, Depth: 9, MaxOverhead: 101, MaxSpan: 127}, []string{"Parity is 1", "Group is -1", "Depth is 9", "MaxOverhead is 101", "MaxSpan is 127", "2 to 40"}},
+	} {
+		err := tc.cfg.Validate()
+		if (err == nil) != (tc.want == nil) {
+			t.Errorf("%+v: %v", tc.cfg, err)
+		}
+		for _, w := range tc.want {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%+v: %v does not say %q", tc.cfg, err, w)
+			}
+		}
 	}
 }
