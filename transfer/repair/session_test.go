@@ -248,7 +248,10 @@ func TestStrangers(t *testing.T) {
 		for _, b := range [][]byte{
 			valid,
 			append([]byte{kindReport, Version}, make([]byte, 8)...),
-			{kindParity}, {0}, {kindParity, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0}, append([]byte{kindParity, Version}, make([]byte, 8)...),
+			{kindParity},
+			{0},
+			{kindParity, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+			append([]byte{kindParity, Version}, make([]byte, 8)...),
 			append([]byte{kindParity, Version}, make([]byte, 1000)...), appendReport(nil, Token{0}, report{number: 1, packets: 1}),
 		} {
 			if _, err := out.WriteTo(b, ends[1].addr); err != nil {
@@ -345,8 +348,26 @@ func TestProbesAreNotRepaired(t *testing.T) {
 		bytes   int
 		covered uint32
 	}{
-		{1280, 1}, {1400, 0}, {1280, 1}, {1400, 0}, {1280, 1}, {1400, 0}, {1366, 0}, {1366, 0}, {1366, 0}, {1280, 1},
-		{1366, 0}, {1366, 0}, {1366, 0}, {1366, 1}, {1366, 1}, {1280, 1}, {1452, 0}, {1453, 0}, {19, 0}, {20, 1},
+		{1280, 1},
+		{1400, 0},
+		{1280, 1},
+		{1400, 0},
+		{1280, 1},
+		{1400, 0},
+		{1366, 0},
+		{1366, 0},
+		{1366, 0},
+		{1280, 1},
+		{1366, 0},
+		{1366, 0},
+		{1366, 0},
+		{1366, 1},
+		{1366, 1},
+		{1280, 1},
+		{1452, 0},
+		{1453, 0},
+		{19, 0},
+		{20, 1},
 	} {
 		if got := number(step.bytes); got != step.covered {
 			t.Errorf("a packet of %d bytes: covered %d, want %d", step.bytes, got, step.covered)
