@@ -22,7 +22,6 @@ type end struct {
 	session *Session
 	mu      sync.Mutex
 	got     map[string]int
-	order   int
 	done    chan struct{}
 }
 
