@@ -15,6 +15,7 @@ const (
 	// knownClean packets without loss show that what a full queue drops is all that is lost.
 	knownClean  = 2e4
 	fastLosses  = 5 // that make the fast window count
+	fastPrior   = 1000
 	coldPackets = 2e5
 	prior       = 1e4
 	// clumpLosses are what a judgement of bursts needs.
@@ -23,7 +24,7 @@ const (
 	baseAge = 150 * time.Second
 	topAge  = 10 * time.Second
 	// deepQueue is how far up between the least and the largest RTT the queue counts as full.
-	deepQueue = 0.6
+	deepQueue = 0.5
 )
 
 // An Estimator learns from the sessions that share a path what it loses. Losses
@@ -78,7 +79,7 @@ func (r *rate) add(packets, lost float64) {
 func (r *rate) value() float64 {
 	v := (r.slow.lost + 1) / (r.slow.packets + prior/(1+r.slow.lost))
 	if r.fast.lost >= fastLosses {
-		v = max(v, r.fast.lost/r.fast.packets)
+		v = max(v, r.fast.lost/(r.fast.packets+fastPrior))
 	}
 	return min(v, 0.5)
 }
@@ -127,11 +128,17 @@ func (g *gate) low() bool {
 	return !g.queued() || float64(max(g.recent, g.before)) < base+deepQueue*(g.top-base)
 }
 
-// path takes what QUIC knows: RTTs, and what it sent and lost since the last time.
-// Losses that it sees bring repair back.
+// path takes what QUIC knows: RTTs, and what it sent and lost since the last time
+// without parity, 0 with it. Losses that it sees bring repair back.
 func (e *Estimator) path(now time.Time, rtt, least time.Duration, sent, lost uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	defer func() {
+		if sent > 0 && e.mu.gate.low() {
+			e.mu.low.add(float64(sent), float64(min(lost, sent)))
+			e.mu.all.add(float64(sent), float64(min(lost, sent)))
+		}
+	}()
 	e.mu.gate.add(now, rtt, least)
 	e.mu.warm = e.mu.warm || rtt > 0 && e.mu.gate.queued()
 	if !e.mu.off || lost == 0 || !e.mu.gate.low() {
@@ -141,8 +148,6 @@ func (e *Estimator) path(now time.Time, rtt, least time.Duration, sent, lost uin
 	e.mu.clean = 0
 	e.mu.target = min(2*e.mu.target, cleanAtMost)
 	e.mu.low, e.mu.all = rate{}, rate{}
-	e.mu.low.add(float64(sent), float64(min(lost, sent)))
-	e.mu.all = e.mu.low
 }
 
 // add takes what a report says of the groups since the last one.
@@ -207,13 +212,14 @@ func (e *Estimator) variance() float64 {
 // advice is what a sender should prepare for.
 type advice struct {
 	off         bool
+	cold        bool
 	loss, clump float64
 	depth       int
 }
 
 // cold is how a path is met of which nothing is known: with enough for bursts, while slow start sends little
 // and has most to lose.
-var cold = advice{loss: 1e-3, clump: 3, depth: 4}
+var cold = advice{cold: true, loss: 1e-3, clump: 3, depth: 4}
 
 // advice changes in steps, so that plans are not made for noise.
 func (e *Estimator) advice() advice {

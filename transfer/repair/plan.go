@@ -6,14 +6,17 @@ import (
 )
 
 const (
-	// residual is how many groups a packet may stay short of packets: Reno, which
-	// backs off once for each, has a window of sqrt(2.83/1e-7), 5,300 packets, at
+	// residual is how many groups a packet may at least stay short of packets: Reno,
+	// which backs off once for each, has a window of sqrt(2.83/1e-7), 5,300 packets, at
 	// that rate: 0.9 Gbit/s a connection of 1,452 B packets and 70 ms.
 	residual = 1e-7
+	// enough, over the square of a window, is that for a smaller window: Reno then
+	// keeps twice of it.
+	enough = 2.83 / 4
 	// ipBytes is what a datagram adds on the path, bytes.
 	ipBytes = 28
 	// burstBudget is how many bytes of parity may run ahead of the cap.
-	burstBudget = 64 << 10
+	burstBudget = 4 << 10
 )
 
 // classes are the sizes of groups for which symbols are worked out.
@@ -21,8 +24,9 @@ var classes = [...]int{1, 2, 4, 8, 16, 32, 64, MaxGroup}
 
 // plan is how a sender groups packets.
 type plan struct {
-	packets  int // a group, at most
-	symbols  int // of a whole group
+	packets  int     // a group, at most
+	allowed  float64 // groups a packet that may stay short
+	symbols  int     // of a whole group
 	depth    int
 	wait     time.Duration // from a group's first packet to its close, at most
 	overhead int           // percent
@@ -47,14 +51,26 @@ func (p *plan) symbolsOf(n int, single bool) int {
 	return p.symbols
 }
 
+// allow sets what may stay lost on a path that holds so many packets of the
+// connection; 0: it is not known.
+func (p *plan) allow(window float64) {
+	p.allowed = residual
+	if window > 0 {
+		p.allowed = max(residual, enough/(window*window))
+	}
+}
+
 // fit makes the plan for a loss rate, and clump, the variance of the losses of a
 // group over their mean, at least 1.
 func (p *plan) fit(loss, clump float64) {
-	for i, c := range classes {
-		n := min(c, p.packets)
-		p.by[i] = uint8(symbolsFor(n, loss, clump, p.depth, p.limit(n)))
+	if (clump+1)/2*p.allowed >= loss { // as events, it already is
+		p.fixed(0)
+		return
 	}
-	p.symbols = symbolsFor(p.packets, loss, clump, p.depth, p.limit(p.packets))
+	for i, c := range classes {
+		p.by[i] = uint8(p.symbolsFor(min(c, p.packets), loss, clump))
+	}
+	p.symbols = p.symbolsFor(p.packets, loss, clump)
 }
 
 // fixed makes the plan of a fixed number of symbols a whole group.
@@ -72,13 +88,13 @@ func (p *plan) limit(n int) int {
 	return min(max(p.overhead*n*packet/(100*(symbol+fingerprintBytes*n)), 2), MaxParity)
 }
 
-// symbolsFor is the least number of parity symbols, 2 to limit, with which at most
-// residual groups a packet stay short. A burst that is too long for one of depth
+// symbolsFor is the least number of parity symbols, 2 to the limit, with which no
+// more groups stay short than are allowed. A burst that is too long for one of depth
 // groups is too long for all: that is one event.
-func symbolsFor(n int, loss, clump float64, depth, limit int) int {
-	allowed := residual * float64(n)
+func (p *plan) symbolsFor(n int, loss, clump float64) int {
+	allowed, limit := p.allowed*float64(n), p.limit(n)
 	if clump > 1 {
-		allowed *= float64(depth)
+		allowed *= float64(p.depth)
 	}
 	for s := 2; s < limit; s++ {
 		if short(n, s, loss, clump) <= allowed {

@@ -168,7 +168,7 @@ func (s *sender) close(g *group) *group {
 		bytes = lengthBytes + g.longest
 	}
 	g.size = parityHead + fingerprintBytes*g.n + bytes
-	s.budget = min(s.budget+g.bytes*s.plan.overhead/100, burstBudget)
+	s.budget = min(s.budget, burstBudget) + g.bytes*s.plan.overhead/100
 	symbols = min(symbols, g.symbols, s.budget/(g.size+ipBytes))
 	s.budget -= symbols * (g.size + ipBytes)
 	g.count = symbols

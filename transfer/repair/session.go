@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"sync"
@@ -13,6 +14,9 @@ import (
 
 // controlPeriod is how often a session asks for its path.
 const controlPeriod = 20 * time.Millisecond
+
+// windowAge is how fast the largest window is forgotten.
+const windowAge = 30 * time.Second
 
 // Path is what QUIC knows of the path of a session.
 type Path struct {
@@ -65,7 +69,10 @@ type Session struct {
 		timer      *time.Timer
 		armed      bool
 		sent, lost uint64 // of QUIC, when last asked
-		last       report // of the peer
+		asked      time.Time
+		window     float64 // packets that the path holds, the most lately
+		fitWindow  float64 // for which the plan was made
+		last       report  // of the peer
 		advice     advice
 		stats      Stats
 	}
@@ -144,10 +151,14 @@ func (s *Session) replan(a advice, rtt time.Duration, force bool) (closed []*gro
 	} else if p.wait == 0 {
 		p.wait = 2 * time.Millisecond
 	}
-	if a == s.mu.advice && !force {
+	window := s.mu.window
+	if a == s.mu.advice && !force && (a.cold || window < s.mu.fitWindow*1.2 && window > s.mu.fitWindow/1.5) {
 		return nil
 	}
-	s.mu.advice = a
+	s.mu.advice, s.mu.fitWindow = a, window
+	if a.cold { // it says nothing yet
+		window = 0
+	}
 	cfg := &s.conn.cfg
 	p.packets, p.overhead = cfg.Group, cfg.MaxOverhead
 	depth := min(a.depth, s.maxDepth)
@@ -159,10 +170,15 @@ func (s *Session) replan(a advice, rtt time.Duration, force bool) (closed []*gro
 		closed = s.mu.send.closeAll(closed)
 	}
 	p.depth = depth
+	p.allow(window)
 	if cfg.Parity > 0 {
 		p.fixed(cfg.Parity)
 	} else if on {
 		p.fit(a.loss, a.clump)
+	}
+	if p.symbols == 0 {
+		on = false
+		closed = s.mu.send.closeAll(closed)
 	}
 	s.sending.Store(on && !s.mu.closed)
 	return closed
@@ -216,8 +232,23 @@ func (s *Session) follow(now time.Time, path Path) []*group {
 		sent, lost = 0, 0
 	}
 	s.mu.sent, s.mu.lost = path.Sent, path.Lost
+	s.measure(now, path.RTT, sent)
+	if s.sending.Load() { // reports tell
+		sent, lost = 0, 0
+	}
 	s.estimator.path(now, path.RTT, path.Least, sent, lost)
 	return s.replan(s.estimator.advice(), path.RTT, false)
+}
+
+// measure learns how many packets the path holds; mu held.
+func (s *Session) measure(now time.Time, rtt time.Duration, sent uint64) {
+	took := now.Sub(s.mu.asked)
+	s.mu.asked = now
+	if took <= 0 || took > time.Second || rtt <= 0 {
+		return
+	}
+	w := float64(sent) * rtt.Seconds() / max(took, rtt/4).Seconds()
+	s.mu.window = max(w, s.mu.window*math.Exp(-took.Seconds()/windowAge.Seconds()))
 }
 
 // arm has the timer close groups that do not fill; mu held.

@@ -150,7 +150,7 @@ func TestCleanPathIsUntouched(t *testing.T) {
 func TestEarlyClose(t *testing.T) {
 	bubble(t, wan.Model{RTT: 40 * time.Millisecond}, func(t *testing.T, n *wan.Network) {
 		path := func() Path { return Path{RTT: 40 * time.Millisecond, Least: 40 * time.Millisecond} }
-		ends := pair(t, n, Config{Parity: 4}, func(_ int, c *SessionConfig) { c.Path = path })
+		ends := pair(t, n, Config{Parity: 4, Depth: 1, MaxOverhead: 100}, func(_ int, c *SessionConfig) { c.Path = path })
 		r := rand.New(rand.NewPCG(1, 2))
 		var first []byte
 		for i := range 7 {
@@ -285,7 +285,7 @@ func TestAddressChange(t *testing.T) {
 		}
 		var mu sync.Mutex
 		var now net.Addr
-		ends := pair(t, n, Config{Parity: 4, Group: 10}, func(i int, c *SessionConfig) {
+		ends := pair(t, n, Config{Parity: 4, Group: 10, Depth: 1, MaxOverhead: 100}, func(i int, c *SessionConfig) {
 			if i == 1 {
 				c.Path = func() Path {
 					mu.Lock()
