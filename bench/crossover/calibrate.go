@@ -20,7 +20,7 @@ const (
 	// lengths is migrated to calibrate the link, quickLooks and quickLengths when quick.
 	prefillLooks             = 2
 	linkLooks, linkLengths   = 4, 6
-	quickLooks, quickLengths = 2, 4
+	quickLooks, quickLengths = 2, 3
 )
 
 // calibratePrefill measures the engine's speed where nobody stated it: a line through prefills of those lengths.

@@ -141,6 +141,13 @@ func TestFixedCostIsLearned(t *testing.T) {
 		if got := term(last); got.GetSeconds() < 0.04 || got.GetSeconds() > 0.08 || !strings.Contains(got.GetNote(), "migrations") {
 			t.Errorf("two round trips of 20 ms are not charged, and learned as %v", got)
 		}
+		for _, m := range last.GetModes() { // one round trip, without the queue that the transfers made
+			for _, tm := range m.GetTerms() {
+				if st := r.b.d.agent.Links()[0].Stats(); tm.GetName() == planner.TermRTT && (tm.GetSeconds() != st.RTTMin.Seconds() || st.RTTSmoothed == st.RTTMin) {
+					t.Errorf("round trip %v, least %v, smoothed %v", tm, st.RTTMin, st.RTTSmoothed)
+				}
+			}
+		}
 		for _, m := range last.GetModes() {
 			if m.GetMode() == pb.Mode_MODE_FETCH && (m.SigmaSeconds == nil || m.GetP95Seconds() <= m.GetSeconds()) {
 				t.Errorf("no spread after nine migrations: %v", m)

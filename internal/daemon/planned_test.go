@@ -2,8 +2,12 @@ package daemon
 
 import (
 	"context"
+	"math"
 	"strings"
 	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
@@ -89,7 +93,34 @@ func TestEvaluate(t *testing.T) {
 		if err != nil || resp.GetPlan().GetWinner() == pb.Mode_MODE_UNSPECIFIED {
 			t.Errorf("%v, %v", resp, err)
 		}
+		// A constant cost is a term, and both spreads rank by P95: fetch would be the faster one, but it is the less certain.
+		wide := good()
+		wide.Link.Rtt = durationpb.New(70 * time.Millisecond)
+		wide.Link.FixedSeconds, wide.Link.Spread, wide.Compute.Spread = 0.2, 1, 0.01
+		resp, err = client.Evaluate(context.Background(), wide)
+		if err != nil || !resp.GetPlan().GetRankedByP95() || resp.GetPlan().GetWinner() != pb.Mode_MODE_RECOMPUTE {
+			t.Errorf("%v, %v", resp, err)
+		}
+		for _, m := range resp.GetPlan().GetModes() {
+			switch m.GetMode() {
+			case pb.Mode_MODE_FETCH:
+				if math.Abs(m.GetSigmaSeconds()-m.GetSeconds()) > 1e-9 || math.Abs(m.GetP95Seconds()-2.6448536*m.GetSeconds()) > 1e-6 || m.GetSeconds() < 0.2 {
+					t.Errorf("fetch %v", m)
+				}
+			case pb.Mode_MODE_RECOMPUTE:
+				if math.Abs(m.GetSigmaSeconds()-0.01*m.GetSeconds()) > 1e-9 {
+					t.Errorf("recompute %v", m)
+				}
+			default:
+				if m.SigmaSeconds != nil {
+					t.Errorf("%v has a spread", m)
+				}
+			}
+		}
 		for _, edit := range []func(*pb.EvaluateRequest){
+			func(q *pb.EvaluateRequest) { q.Link.Spread = -1 },
+			func(q *pb.EvaluateRequest) { q.Link.FixedSeconds = math.NaN() },
+			func(q *pb.EvaluateRequest) { q.Compute.Spread = math.Inf(1) },
 			func(q *pb.EvaluateRequest) { q.Demand.PrefixTokens = -1 },
 			func(q *pb.EvaluateRequest) { q.Compute.SecondsPerToken = -1 },
 			func(q *pb.EvaluateRequest) { q.Link.GoodputBps = -1 },
