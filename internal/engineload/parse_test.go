@@ -32,7 +32,8 @@ func read(t testing.TB, name string) string {
 
 func parseText(text string) (Load, error) { return Parse(strings.NewReader(text), noon) }
 
-func TestParseRecorded(t *testing.T) {
+// What engines of several releases export is read in full; see testdata/README.md for what the texts are.
+func TestParseReleases(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name string
@@ -288,7 +289,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// TestParseCut cuts recorded texts at every byte: what is there is never another number than in the whole text.
+// TestParseCut cuts the texts at every byte: what is there is never another number than in the whole text.
 func TestParseCut(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"vllm-0.2x.txt", "sglang-0.5.txt"} {
@@ -355,7 +356,7 @@ func containsReading(list []Reading, r Reading) bool {
 func FuzzParse(f *testing.F) {
 	names, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(names) == 0 {
-		f.Fatal("no recorded texts", err)
+		f.Fatal("no texts", err)
 	}
 	for _, name := range names {
 		// Every ninth line: whole texts keep the fuzzer busy making them smaller.
@@ -393,4 +394,22 @@ func FuzzParse(f *testing.F) {
 			againstExpfmt(t, text)
 		}
 	})
+}
+
+// The table of the texts names each of them, and nothing else: a text without a word on where it comes from is none.
+func TestTextsAreLabelled(t *testing.T) {
+	t.Parallel()
+	readme := read(t, "README.md")
+	names, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(names) == 0 {
+		t.Fatal("no texts", err)
+	}
+	for _, name := range names {
+		if !strings.Contains(readme, "| `"+filepath.Base(name)+"` |") {
+			t.Errorf("testdata/README.md says nothing of %s", name)
+		}
+	}
+	if rows := strings.Count(readme, ".txt` |"); rows != len(names) {
+		t.Errorf("testdata/README.md has %d rows for %d texts", rows, len(names))
+	}
 }
