@@ -18,7 +18,7 @@ import (
 	"github.com/kvferry/kvferry/bench/results"
 )
 
-// The test binary is its own end: Run starts it with this variable's value as the argument.
+// The test binary is its own end: Run starts it with this argument.
 const endArgument = "-compare-end"
 
 func TestMain(m *testing.M) {

@@ -153,11 +153,26 @@ func (r *rig) between(a, b counters) *Measure {
 	return m
 }
 
-// dataShare is the data packets' part of the bytes that were sent between two moments.
-func dataShare(_, _ transfer.LinkStats) float64 { return 1 }
+// datagramHeaders are bytes of IPv4 and UDP around a packet.
+const datagramHeaders = 28
 
-// repairText is the packet repair in use.
-func repairText(transfer.LinkStats) string { return "" }
+// dataShare is the part that QUIC's packets have of the bytes that the source sent between two moments; parity has the rest.
+func dataShare(a, b transfer.LinkStats) float64 {
+	data := float64(b.BytesSent-a.BytesSent) + datagramHeaders*float64(b.PacketsSent-a.PacketsSent)
+	parity := float64(b.Repair.ParityBytes-a.Repair.ParityBytes) + datagramHeaders*float64(b.Repair.ParityPackets-a.Repair.ParityPackets)
+	if data+parity <= 0 {
+		return 1
+	}
+	return data / (data + parity)
+}
+
+// repairText is the packet repair in use: packets a group, packets of parity for them, groups open at a time.
+func repairText(s transfer.LinkStats) string {
+	if s.Repair.Symbols == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d+%.1fx%d", s.Repair.Group, float64(s.Repair.Symbols)/2, s.Repair.Depth)
+}
 
 // charged is a socket whose packets cost processor time. It is charged in runs of packets: a sleep each would be most of the
 // simulation's work.

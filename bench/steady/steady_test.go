@@ -34,11 +34,10 @@ func inBubble(t *testing.T, c Cell) (m *Measure) {
 	return m
 }
 
-// TestPacketPayload holds the constant: on a link without loss or queue, what lands over what the link carried, acknowledgements of
-// the control stream included.
+// TestPacketPayload holds the constant: on a link without loss, a bound of its queue or repair, what lands over what the link carried.
 func TestPacketPayload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := Cell{WAN: model(t, "rtt=10ms,rate=100Mbps,loss=0,queue=unlimited"), Cold: 64 << 20}.withDefaults()
+		c := Cell{WAN: model(t, "rtt=10ms,rate=100Mbps,loss=0,queue=unlimited"), Cold: 64 << 20, Agents: func(c *transfer.Config) { c.Repair.Parity = -1 }}.withDefaults()
 		r, err := newRig(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
@@ -72,13 +71,10 @@ func TestPacketPayload(t *testing.T) {
 // that bench/wanns joins.
 var bbr = map[string]float64{"0": 0.84, "1e-4": 0.84, "1e-3": 0.82, "1e-2": 0.76}
 
-// held are the losses at which the short cells hold that: random loss needs packet repair.
-var held = map[string]bool{"0": true}
-
 // TestShortCells: never below kernel BBR.
 func TestShortCells(t *testing.T) {
 	losses := []string{"0", "1e-4", "1e-3", "1e-2"}
-	rate := 200
+	rate := 100
 	if testing.Short() { // under the race detector
 		losses, rate = []string{"0", "1e-3"}, 50
 	}
@@ -92,7 +88,7 @@ func TestShortCells(t *testing.T) {
 					m.Seconds < 50*float64(rtt)/1000 {
 					t.Errorf("more than the link carries, or too short a span: %+v", m)
 				}
-				if held[loss] && m.Share < bbr[loss] {
+				if m.Share < bbr[loss] {
 					t.Errorf("%.3f of the link, BBR has %.2f: %+v", m.Share, bbr[loss], m)
 				}
 			})
