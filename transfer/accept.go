@@ -124,7 +124,7 @@ func (a *Agent) acceptedLink(peer Peer, nonce wire.Nonce) (*Link, error) {
 		}
 	}
 	if found == nil && !a.mu.closed {
-		found = newLink(a, peer.ID, nonce, nil)
+		found = newLink(a, peer.ID, nonce, nil, Estimates{})
 		found.mu.peer = peer
 		a.mu.links[found] = struct{}{}
 		a.metrics.links.Inc()

@@ -282,12 +282,13 @@ func (a *Agent) Links() []*Link {
 
 // add makes a link known; it fails when the agent is closed.
 func (a *Agent) add(want PeerID, nonce wire.Nonce, addr net.Addr) (*Link, error) {
+	known := a.recall(want)
 	a.mu.Lock()
 	if a.mu.closed {
 		a.mu.Unlock()
 		return nil, fmt.Errorf("agent: %w", ErrClosed)
 	}
-	l := newLink(a, want, nonce, addr)
+	l := newLink(a, want, nonce, addr, known)
 	a.mu.links[l] = struct{}{}
 	a.mu.Unlock()
 	l.pushMetadata()

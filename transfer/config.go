@@ -65,7 +65,7 @@ type Config struct {
 	// capped at 10,000 packets in flight: at 1,452 B x 70 ms that is 1.66 Gbit/s.
 	Stripes int
 	// Recall returns what LinkStats.Estimates said of an earlier link to the peer,
-	// with Age grown by the time since; a link that begins takes it in as
+	// with Age grown by the time since; a link that is dialled takes it in as
 	// Persisted. It must not block. Nil, or a zero Estimates: nothing is known.
 	Recall func(PeerID) Estimates
 	// ChunkBytes is the most that one stream carries, 4 KiB to 4 MiB; a page

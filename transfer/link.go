@@ -75,7 +75,7 @@ type Link struct {
 	}
 }
 
-func newLink(a *Agent, want PeerID, nonce wire.Nonce, addr net.Addr) *Link {
+func newLink(a *Agent, want PeerID, nonce wire.Nonce, addr net.Addr, known Estimates) *Link {
 	l := &Link{
 		agent: a, want: want, nonce: nonce, dialled: addr != nil, addr: addr, started: time.Now(),
 		kick: make(chan struct{}, 1), wake: make(chan struct{}, 1), ready: make(chan struct{}),
@@ -86,7 +86,6 @@ func newLink(a *Agent, want PeerID, nonce wire.Nonce, addr net.Addr) *Link {
 	l.out.init()
 	l.hedges.init()
 	l.mu.peer.ID = want
-	known := a.recall(want)
 	l.mu.path.est, l.mu.path.policy = newEstimator(known, l.started), newStripePolicy(a.cfg.Stripes, known.Stripes)
 	l.mu.stripes = make(map[uint32]*stripe)
 	l.mu.changed = make(chan struct{})

@@ -135,8 +135,18 @@ func (d *fakeDaemon) ListLinks(_ context.Context, r *pb.ListLinksRequest) (*pb.L
 		{
 			Peer: &pb.Node{NodeId: "us-1", RegionId: "us"}, Address: "us:7441", Connected: true, Stripes: 8, RttMin: durationpb.New(70 * time.Millisecond),
 			RttSmoothed: durationpb.New(72 * time.Millisecond), GoodputBps: 9e8, Measured: true, Age: durationpb.New(3 * time.Second), BytesReceived: 1 << 30,
+			Goodput:  &pb.Estimate{Value: 9e8, Spread: 1e7, Samples: 4, Age: durationpb.New(3 * time.Second), Basis: pb.EstimateBasis_ESTIMATE_BASIS_MEASURED},
+			Capacity: &pb.Estimate{Value: 1e9, Age: durationpb.New(5 * time.Second), Basis: pb.EstimateBasis_ESTIMATE_BASIS_MEASURED},
+			Loss:     &pb.Estimate{Value: 1e-4, Age: durationpb.New(4 * time.Hour), Basis: pb.EstimateBasis_ESTIMATE_BASIS_PERSISTED},
 		},
-		{Peer: &pb.Node{NodeId: "ap-1"}, Address: "ap:7441", Error: "no route", GoodputBps: 1e9},
+		{
+			Peer: &pb.Node{NodeId: "ap-1"}, Address: "ap:7441", Error: "no route", GoodputBps: 1e9,
+			Goodput: &pb.Estimate{Value: 1e9, Basis: pb.EstimateBasis_ESTIMATE_BASIS_CONFIGURED},
+		},
+		{
+			Peer: &pb.Node{NodeId: "eu-2"}, GoodputBps: 2e9,
+			Goodput: &pb.Estimate{Value: 2e9, Age: durationpb.New(90 * time.Second), Basis: pb.EstimateBasis_ESTIMATE_BASIS_PERSISTED},
+		},
 		{Peer: &pb.Node{NodeId: "sa-1"}},
 	}}, nil
 }
@@ -440,9 +450,13 @@ func TestShow(t *testing.T) {
 			[]string{"links"},
 			map[string]any{
 				"links.0.peer.node_id": "us-1", "links.0.connected": true, "links.0.stripes": 8.0, "links.0.rtt_min_seconds": 0.07, "links.0.goodput_bps": 9e8,
-				"links.0.measured": true, "links.0.age_seconds": 3.0, "links.0.bytes_received": float64(1 << 30),
+				"links.0.measured": true, "links.0.capacity.value": 1e9, "links.0.capacity.basis": "measured", "links.0.loss.basis": "persisted", "links.0.ramp.basis": "unknown",
+				"links.0.goodput.spread": 1e7, "links.0.goodput.samples": 4.0, "links.2.goodput.basis": "persisted", "links.2.goodput.age_seconds": 90.0,
+				"links.0.age_seconds": 3.0, "links.0.bytes_received": float64(1 << 30),
 			},
-			[]string{"us-1 (us) us:7441 yes 8 70 ms 72 ms 900Mbps (3 s ago)", "ap-1 ap:7441 no 0 ? ? 1Gbps (prior)", "no route", "sa-1 - no 0 ? ? unknown"},
+			[]string{"us-1 (us) us:7441 yes 8 70 ms 72 ms 900Mbps (3 s ago) 1Gbps (5 s ago) 0.01 % (remembered, 14400 s ago)", "ap-1 ap:7441 no 0 ? ? 1Gbps (prior) ? ?", "no route",
+				"eu-2 - no 0 ? ? 2Gbps (remembered, 90 s ago) ? ?", "sa-1 - no 0 ? ? unknown",
+			},
 			&pb.ListLinksRequest{},
 		},
 		{

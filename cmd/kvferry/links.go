@@ -24,16 +24,19 @@ func (a *app) newLinks() *cobra.Command {
 					list = append(list, viewLink(l))
 				}
 				return a.print(map[string]any{"links": list}, func(w io.Writer) {
-					row(w, "PEER", "ADDRESS", "UP", "STRIPES", "RTT MIN", "RTT", "GOODPUT", "SENT", "RECEIVED", "LOST", "BACKLOG", "NOTE")
+					row(w, "PEER", "ADDRESS", "UP", "STRIPES", "RTT MIN", "RTT", "GOODPUT", "CAPACITY", "LOSS", "SENT", "RECEIVED", "LOST", "BACKLOG", "NOTE")
 					for _, l := range list {
 						row(w, l.Peer.text(), dash(l.Address), yesNo(l.Connected), l.Stripes, known(l.RTTMinSeconds), known(l.RTTSmoothedSeconds), l.goodput(),
-							bytesText(l.BytesSent), bytesText(l.BytesReceived), l.PacketsLost, bytesText(l.EgressBacklogBytes), l.Error)
+							l.Capacity.text(rateText), l.Loss.text(shareText), bytesText(l.BytesSent), bytesText(l.BytesReceived), l.PacketsLost, bytesText(l.EgressBacklogBytes), l.Error)
 					}
 				})
 			})
 		},
 	}
 }
+
+// shareText is a share in percent.
+func shareText(s float64) string { return fmt.Sprintf("%.3g %%", 100*s) }
 
 // known is seconds, or a question mark for what was never measured.
 func known(s float64) string {
@@ -48,6 +51,8 @@ func (l linkView) goodput() string {
 	switch {
 	case l.GoodputBps == 0:
 		return "unknown"
+	case l.Goodput.Basis == "persisted":
+		return l.Goodput.text(rateText)
 	case !l.Measured:
 		return rateText(l.GoodputBps) + " (prior)"
 	}

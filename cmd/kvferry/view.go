@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/hex"
+	"fmt"
 	"strings"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -174,6 +175,44 @@ type linkView struct {
 	EgressBacklogBytes int64     `json:"egress_backlog_bytes"`
 	Transfers          int64     `json:"transfers"`
 	Streams            int64     `json:"streams"`
+	// What is known of the path.
+	Goodput  estimateView `json:"goodput"`  // bit/s
+	Capacity estimateView `json:"capacity"` // bit/s
+	RTT      estimateView `json:"rtt"`      // seconds
+	Loss     estimateView `json:"loss"`     // 0 to 1
+	Ramp     estimateView `json:"ramp"`     // seconds
+}
+
+// estimateView is a number with what it is worth.
+type estimateView struct {
+	Value      float64 `json:"value"`
+	Spread     float64 `json:"spread"`
+	Samples    int64   `json:"samples"`
+	AgeSeconds float64 `json:"age_seconds"`
+	Basis      string  `json:"basis"` // unknown, measured, persisted, configured
+}
+
+func viewEstimate(e *pb.Estimate) estimateView {
+	v := estimateView{Value: e.GetValue(), Spread: e.GetSpread(), Samples: e.GetSamples(), AgeSeconds: seconds(e.GetAge()), Basis: "unknown"}
+	switch e.GetBasis() {
+	case pb.EstimateBasis_ESTIMATE_BASIS_MEASURED, pb.EstimateBasis_ESTIMATE_BASIS_PERSISTED, pb.EstimateBasis_ESTIMATE_BASIS_CONFIGURED:
+		v.Basis = enumName(e.GetBasis(), "ESTIMATE_BASIS_", true)
+	case pb.EstimateBasis_ESTIMATE_BASIS_UNSPECIFIED, pb.EstimateBasis_ESTIMATE_BASIS_UNKNOWN:
+	}
+	return v
+}
+
+// text is the number, and how old it is; format puts it into words.
+func (e estimateView) text(format func(float64) string) string {
+	switch e.Basis {
+	case "measured":
+		return fmt.Sprintf("%s (%s ago)", format(e.Value), secondsText(e.AgeSeconds))
+	case "persisted":
+		return fmt.Sprintf("%s (remembered, %s ago)", format(e.Value), secondsText(e.AgeSeconds))
+	case "configured":
+		return format(e.Value) + " (prior)"
+	}
+	return "?"
 }
 
 func viewLink(l *pb.LinkStatus) linkView {
@@ -182,6 +221,8 @@ func viewLink(l *pb.LinkStatus) linkView {
 		RTTMinSeconds: seconds(l.GetRttMin()), RTTSmoothedSeconds: seconds(l.GetRttSmoothed()), GoodputBps: l.GetGoodputBps(),
 		Measured: l.GetMeasured(), AgeSeconds: seconds(l.GetAge()), BytesSent: l.GetBytesSent(), BytesReceived: l.GetBytesReceived(),
 		PacketsLost: l.GetPacketsLost(), EgressBacklogBytes: l.GetEgressBacklogBytes(), Transfers: l.GetTransfers(), Streams: l.GetStreams(),
+		Goodput: viewEstimate(l.GetGoodput()), Capacity: viewEstimate(l.GetCapacity()), RTT: viewEstimate(l.GetRtt()), Loss: viewEstimate(l.GetLoss()),
+		Ramp: viewEstimate(l.GetRamp()),
 	}
 }
 

@@ -41,8 +41,8 @@ type Config struct {
 	// Engines say where local engines' load is read and which GPUs they use. An engine need not be listed to register; one
 	// that is not has an unknown load.
 	Engines []EngineConfig `yaml:"engines"`
-	// StateDir holds the session directory (one file). Default "/var/lib/kvferry". It must survive restarts: forwarding
-	// records are in it.
+	// StateDir holds the session directory (sessions.db) and what was measured of the paths to peers (paths.json). Default
+	// "/var/lib/kvferry". It must survive restarts: forwarding records are in it.
 	StateDir string `yaml:"state_dir"`
 	// LogLevel is debug, info, warn or error. Default info.
 	LogLevel string `yaml:"log_level"`

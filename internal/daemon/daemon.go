@@ -66,6 +66,7 @@ type Daemon struct {
 	engines    *engines
 	offers     *offers
 	links      *links
+	paths      *paths
 	migrations *migrations
 	yields     *yields
 	load       *load
@@ -120,11 +121,12 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 	if err := d.openSessions(parts.NoState); err != nil {
 		return nil, err
 	}
+	d.openPaths(parts.NoState)
 	if err := d.openAgent(parts); err != nil {
 		return nil, err
 	}
 	d.engines = newEngines(cfg.Node.ID, cfg.Arena, d.agent, d.offers, d.log)
-	d.links = newLinks(cfg, d.agent)
+	d.links = newLinks(cfg, d.agent, d.paths)
 	if d.load, err = openLoad(cfg, parts); err != nil {
 		return nil, err
 	}
@@ -180,6 +182,30 @@ func (d *Daemon) openSessions(memoryOnly bool) error {
 	return err
 }
 
+// openPaths reads what is remembered of the paths to peers.
+func (d *Daemon) openPaths(memoryOnly bool) {
+	file := ""
+	if !memoryOnly {
+		file = filepath.Join(d.cfg.StateDir, "paths.json")
+	}
+	var err error
+	if d.paths, err = openPaths(file); err != nil {
+		d.log.LogAttrs(context.Background(), slog.LevelWarn, "past measurements of links are dropped", slog.Any("error", err))
+	}
+}
+
+// learnPaths remembers what links measured.
+func (d *Daemon) learnPaths(now bool) {
+	for _, link := range d.agent.Links() {
+		if id := link.Peer().ID; d.links.label(id) != otherPeer {
+			d.paths.learn(id, link.Stats().Estimates)
+		}
+	}
+	if err := d.paths.flush(now); err != nil {
+		d.log.LogAttrs(context.Background(), slog.LevelWarn, "measurements of links are not kept", slog.Any("error", err))
+	}
+}
+
 func (d *Daemon) openAgent(parts Parts) error {
 	conn := parts.Packets
 	if conn == nil {
@@ -194,7 +220,8 @@ func (d *Daemon) openAgent(parts Parts) error {
 	}
 	agent, err := transfer.Open(transfer.Config{
 		Name: transfer.PeerID(d.cfg.Node.ID), Incarnation: d.incarnation, Conn: conn, DialPacket: parts.DialPacket, TLS: parts.TLS, Identify: identify,
-		Stripes: d.cfg.Link.Stripes, ConnectTimeout: d.cfg.Link.ConnectTimeout, ProgressTimeout: d.cfg.Link.ProgressTimeout, Repair: lost,
+		Stripes: d.cfg.Link.Stripes, Recall: d.paths.recall, ConnectTimeout: d.cfg.Link.ConnectTimeout, ProgressTimeout: d.cfg.Link.ProgressTimeout,
+		Repair: lost,
 		Handler: d.answerPeer, OnServed: d.served,
 		Logger: d.log, Registerer: d.registry,
 	})
@@ -224,6 +251,7 @@ func (d *Daemon) sweep() {
 				e.arena.ExpireLeases(now)
 			}
 			d.links.counters.observe()
+			d.learnPaths(false)
 			d.yieldPending()
 		}
 	}
@@ -265,6 +293,9 @@ func (d *Daemon) Close() error {
 		}
 		d.wg.Wait()
 		if d.agent != nil {
+			if d.links != nil {
+				d.learnPaths(true)
+			}
 			errs = append(errs, d.agent.Close())
 		}
 		if d.engines != nil {

@@ -188,7 +188,7 @@ func allMetrics(t *testing.T) []string {
 	cfg := Config{Node: NodeConfig{ID: "a", Region: "r"}, Engines: []EngineConfig{{ID: "e"}}}.WithDefaults()
 	d := &Daemon{
 		cfg: cfg, self: kvstore.NodeID("a"), registry: prometheus.NewRegistry(), offers: newOffers(1), migrations: newMigrations(cfg.Migration),
-		load: &load{gpus: &fakeGPUs{snap: nvml.Snapshot{}}}, links: newLinks(cfg, nil),
+		load: &load{gpus: &fakeGPUs{snap: nvml.Snapshot{}}}, links: newLinks(cfg, nil, nil),
 	}
 	newMetrics(d.registry, d)
 	ch := make(chan *prometheus.Desc, 1000)

@@ -219,7 +219,7 @@ func TestFetchesSlope(t *testing.T) {
 
 // The line prices fetches of every size right where the goodput alone does not; it is left where the link has changed since.
 func TestPastFetches(t *testing.T) {
-	l := newLinks(Config{Peers: []PeerConfig{{Node: "a"}}, Link: LinkConfig{RoundTrips: 3}}, nil)
+	l := newLinks(Config{Peers: []PeerConfig{{Node: "a"}}, Link: LinkConfig{RoundTrips: 3}}, nil, nil)
 	link := planner.Link{RTT: 70 * time.Millisecond, Goodput: 9e8, WindowPackets: -1}
 	if got := l.past("a", link); got != (pastFetches{}) {
 		t.Errorf("before any: %+v", got)

@@ -15,6 +15,7 @@ import (
 type links struct {
 	cfg   Config
 	agent *transfer.Agent
+	paths *paths
 	peers map[transfer.PeerID]PeerConfig
 	// counters keep what links that have ended had counted.
 	counters *linkCollector
@@ -26,8 +27,8 @@ type links struct {
 	}
 }
 
-func newLinks(cfg Config, agent *transfer.Agent) *links {
-	l := &links{cfg: cfg, agent: agent, peers: map[transfer.PeerID]PeerConfig{}}
+func newLinks(cfg Config, agent *transfer.Agent, paths *paths) *links {
+	l := &links{cfg: cfg, agent: agent, paths: paths, peers: map[transfer.PeerID]PeerConfig{}}
 	l.mu.lastErr, l.mu.failed = map[transfer.PeerID]error{}, map[transfer.PeerID]uint64{}
 	l.mu.fetches = map[transfer.PeerID]*fetches{}
 	for _, p := range cfg.Peers {
@@ -106,7 +107,7 @@ type view struct {
 
 // add takes a link's counters in.
 func (v *view) add(peer transfer.Peer, st transfer.LinkStats) {
-	if !v.connected || st.GoodputKnown && !v.stats.GoodputKnown {
+	if !v.connected || st.GoodputKnown && !v.stats.GoodputKnown || !v.stats.GoodputKnown && st.Estimates.Capacity.Known() && !v.stats.Estimates.Capacity.Known() {
 		st, v.stats = v.stats, st
 		v.incarnation = peer.Incarnation
 	}
@@ -140,6 +141,7 @@ func (l *links) views() []view {
 	for id, v := range byPeer {
 		if !v.connected {
 			v.err = l.mu.lastErr[id]
+			v.stats.Estimates = l.paths.recall(id)
 		}
 		out = append(out, *v)
 	}

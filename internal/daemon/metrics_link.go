@@ -127,6 +127,13 @@ var linkGauges = []row[view]{
 	gaugeRow("kvferry_link_queued_bytes", "Page bytes that wait here to be written to the peer.", linkLabels, whenUp(func(v view) float64 { return float64(v.stats.QueuedBytes) })),
 	gaugeRow("kvferry_link_goodput_bytes_per_second", "Page bytes a second of past migrations from the peer, a moving average; absent until measured.", linkLabels, whenMeasured(func(v view) float64 { return v.stats.Goodput })),
 	gaugeRow("kvferry_link_goodput_age_seconds", "Time since the goodput was measured last.", linkLabels, whenMeasured(func(v view) float64 { return v.stats.GoodputAge.Seconds() })),
+	gaugeRow("kvferry_link_goodput_spread_bytes_per_second", "Standard deviation of that goodput.", linkLabels, whenMeasured(func(v view) float64 { return v.stats.Estimates.Goodput.Spread })),
+	gaugeRow("kvferry_link_capacity_bytes_per_second", "The most that the path from the peer delivered over a round trip in the last ten minutes of work, in QUIC bytes; remembered over restarts, absent until measured.", linkLabels, whenKnown(func(v view) transfer.Estimate { return v.stats.Estimates.Capacity })),
+	gaugeRow("kvferry_link_capacity_age_seconds", "Time since the capacity was measured.", linkLabels, func(v view) (float64, bool) {
+		return v.stats.Estimates.Capacity.Age.Seconds(), v.stats.Estimates.Capacity.Known()
+	}),
+	gaugeRow("kvferry_link_loss_ratio", "Share of the peer's packets that it declared lost lately, without those of a queue that overflowed where they can be told apart; remembered over restarts, absent until measured.", linkLabels, whenKnown(func(v view) transfer.Estimate { return v.stats.Estimates.Loss })),
+	gaugeRow("kvferry_link_ramp_seconds", "Time that a cold link took to reach 0.9 of its rate; remembered over restarts, absent until measured.", linkLabels, whenKnown(func(v view) transfer.Estimate { return v.stats.Estimates.Ramp })),
 	gaugeRow("kvferry_link_prior_goodput_bytes_per_second", "Configured goodput (peers.prior_bps), in bytes; absent when there is none.", linkLabels, func(v view) (float64, bool) {
 		return v.config.PriorBps / 8, v.config.PriorBps > 0
 	}),
@@ -138,6 +145,13 @@ func whenUp(f func(view) float64) func(view) (float64, bool) {
 			return 0, false
 		}
 		return f(v), true
+	}
+}
+
+func whenKnown(f func(view) transfer.Estimate) func(view) (float64, bool) {
+	return func(v view) (float64, bool) {
+		e := f(v)
+		return e.Value, e.Known()
 	}
 }
 

@@ -193,6 +193,7 @@ func (r *rig) wantLinkMetrics(got map[string]float64) {
 		`kvferry_link_rtt_min_seconds{peer="a"}`:                                                   l.GetRttMin().AsDuration().Seconds(),
 		`kvferry_link_goodput_bytes_per_second{peer="a"}`:                                          l.GetGoodputBps() / 8,
 		`kvferry_link_goodput_age_seconds{peer="a"}`:                                               l.GetAge().AsDuration().Seconds(),
+		`kvferry_link_goodput_spread_bytes_per_second{peer="a"}`:                                   l.GetGoodput().GetSpread() / 8,
 		`kvferry_link_prior_goodput_bytes_per_second{peer="a"}`:                                    1e9 / 8,
 		`kvferry_link_received_bytes_total{peer="a"}`:                                              float64(l.GetBytesReceived()),
 		`kvferry_link_sent_bytes_total{peer="a"}`:                                                  float64(l.GetBytesSent()),
@@ -203,6 +204,16 @@ func (r *rig) wantLinkMetrics(got map[string]float64) {
 	})
 	if got[`kvferry_link_received_bytes_total{peer="a"}`] < got["kvferry_migration_wire_bytes_total"] {
 		r.t.Error("the link received less than the migrations")
+	}
+	for name, e := range map[string]*pb.Estimate{"capacity_bytes_per_second": l.GetCapacity(), "loss_ratio": l.GetLoss(), "ramp_seconds": l.GetRamp()} {
+		scale, want := 1.0, math.NaN() // absent until known
+		if strings.HasPrefix(name, "capacity") {
+			scale = 8
+		}
+		if e.GetBasis() != pb.EstimateBasis_ESTIMATE_BASIS_UNKNOWN {
+			want = e.GetValue() / scale
+		}
+		wantSamples(r.t, got, map[string]float64{fmt.Sprintf(`kvferry_link_%s{peer="a"}`, name): want})
 	}
 	if !l.GetMeasured() || l.GetRttMin().AsDuration() < fast.RTT {
 		r.t.Errorf("link %v", l)

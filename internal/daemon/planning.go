@@ -72,6 +72,10 @@ func (d *Daemon) linkInputs(link *transfer.Link, backlog int64) planner.Link {
 		return out
 	}
 	out.Cold = true
+	if g := st.Estimates.Goodput; g.Basis == transfer.Persisted && g.Age <= goodputMaxAge {
+		out.Goodput, out.Age, out.Source = planner.Rate(8*g.Value), g.Age, "past transfers on an earlier link"
+		return out
+	}
 	if p := d.links.peers[link.Peer().ID]; p.PriorBps > 0 {
 		out.PriorGoodput, out.Source = planner.Rate(p.PriorBps), "peers.prior_bps"
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+	"github.com/kvferry/kvferry/transfer"
 )
 
 // regionService is RegionService.
@@ -98,14 +99,35 @@ func (s *regionService) ListLinks(context.Context, *pb.ListLinksRequest) (*pb.Li
 			l.RttMin, l.RttSmoothed = durationpb.New(st.RTTMin), durationpb.New(st.RTTSmoothed)
 			l.EgressBacklogBytes, l.Transfers, l.Streams = st.QueuedBytes, int64(st.Transfers), int64(st.Streams)
 		}
-		if v.connected && v.stats.GoodputKnown {
-			l.GoodputBps, l.Measured, l.Age = 8*v.stats.Goodput, true, durationpb.New(v.stats.GoodputAge)
-		} else {
-			l.GoodputBps = max(0, v.config.PriorBps)
+		e := v.stats.Estimates
+		if !e.Goodput.Known() && v.config.PriorBps > 0 {
+			e.Goodput = transfer.Estimate{Value: v.config.PriorBps / 8, Basis: transfer.Configured}
 		}
+		l.GoodputBps, l.Measured = 8*e.Goodput.Value, e.Goodput.Basis == transfer.Measured
+		if l.Measured {
+			l.Age = durationpb.New(e.Goodput.Age)
+		}
+		l.Goodput, l.Capacity = estimateToProto(e.Goodput, 8), estimateToProto(e.Capacity, 8)
+		l.Rtt, l.Loss, l.Ramp = estimateToProto(e.RTTMin, 1), estimateToProto(e.Loss, 1), estimateToProto(e.Ramp, 1)
 		resp.Links = append(resp.Links, l)
 	}
 	return resp, nil
+}
+
+// estimateToProto scales an estimate.
+func estimateToProto(e transfer.Estimate, scale float64) *pb.Estimate {
+	out := &pb.Estimate{Value: scale * e.Value, Spread: scale * e.Spread, Samples: int64(e.Samples), Age: durationpb.New(e.Age)}
+	switch e.Basis {
+	case transfer.Measured:
+		out.Basis = pb.EstimateBasis_ESTIMATE_BASIS_MEASURED
+	case transfer.Persisted:
+		out.Basis = pb.EstimateBasis_ESTIMATE_BASIS_PERSISTED
+	case transfer.Configured:
+		out.Basis = pb.EstimateBasis_ESTIMATE_BASIS_CONFIGURED
+	case transfer.Unknown:
+		return &pb.Estimate{Basis: pb.EstimateBasis_ESTIMATE_BASIS_UNKNOWN}
+	}
+	return out
 }
 
 // plannerService is PlannerService.

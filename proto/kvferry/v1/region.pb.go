@@ -22,6 +22,67 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// EstimateBasis is what a number rests on.
+type EstimateBasis int32
+
+const (
+	// Not set.
+	EstimateBasis_ESTIMATE_BASIS_UNSPECIFIED EstimateBasis = 0
+	// There is no number.
+	EstimateBasis_ESTIMATE_BASIS_UNKNOWN EstimateBasis = 1
+	// Measured on the link that is up.
+	EstimateBasis_ESTIMATE_BASIS_MEASURED EstimateBasis = 2
+	// Measured on an earlier link, and remembered.
+	EstimateBasis_ESTIMATE_BASIS_PERSISTED EstimateBasis = 3
+	// Given in the configuration.
+	EstimateBasis_ESTIMATE_BASIS_CONFIGURED EstimateBasis = 4
+)
+
+// Enum value maps for EstimateBasis.
+var (
+	EstimateBasis_name = map[int32]string{
+		0: "ESTIMATE_BASIS_UNSPECIFIED",
+		1: "ESTIMATE_BASIS_UNKNOWN",
+		2: "ESTIMATE_BASIS_MEASURED",
+		3: "ESTIMATE_BASIS_PERSISTED",
+		4: "ESTIMATE_BASIS_CONFIGURED",
+	}
+	EstimateBasis_value = map[string]int32{
+		"ESTIMATE_BASIS_UNSPECIFIED": 0,
+		"ESTIMATE_BASIS_UNKNOWN":     1,
+		"ESTIMATE_BASIS_MEASURED":    2,
+		"ESTIMATE_BASIS_PERSISTED":   3,
+		"ESTIMATE_BASIS_CONFIGURED":  4,
+	}
+)
+
+func (x EstimateBasis) Enum() *EstimateBasis {
+	p := new(EstimateBasis)
+	*p = x
+	return p
+}
+
+func (x EstimateBasis) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (EstimateBasis) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvferry_v1_region_proto_enumTypes[0].Descriptor()
+}
+
+func (EstimateBasis) Type() protoreflect.EnumType {
+	return &file_kvferry_v1_region_proto_enumTypes[0]
+}
+
+func (x EstimateBasis) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use EstimateBasis.Descriptor instead.
+func (EstimateBasis) EnumDescriptor() ([]byte, []int) {
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{0}
+}
+
 // StatusRequest is empty.
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -750,9 +811,9 @@ type LinkStatus struct {
 	RttMin *durationpb.Duration `protobuf:"bytes,6,opt,name=rtt_min,json=rttMin,proto3" json:"rtt_min,omitempty"`
 	// Smoothed round-trip time.
 	RttSmoothed *durationpb.Duration `protobuf:"bytes,7,opt,name=rtt_smoothed,json=rttSmoothed,proto3" json:"rtt_smoothed,omitempty"`
-	// Goodput of transfers, bit/s: measured, or the configured prior.
+	// Goodput of transfers, bit/s: measured, remembered, or the configured prior; goodput says which.
 	GoodputBps float64 `protobuf:"fixed64,8,opt,name=goodput_bps,json=goodputBps,proto3" json:"goodput_bps,omitempty"`
-	// True: measured; false: a configured prior.
+	// True: measured on this link; false: remembered of an earlier one, or a configured prior.
 	Measured bool `protobuf:"varint,9,opt,name=measured,proto3" json:"measured,omitempty"`
 	// Time since it was measured.
 	Age *durationpb.Duration `protobuf:"bytes,10,opt,name=age,proto3" json:"age,omitempty"`
@@ -767,7 +828,17 @@ type LinkStatus struct {
 	// Transfers that run, started by either side.
 	Transfers int64 `protobuf:"varint,15,opt,name=transfers,proto3" json:"transfers,omitempty"`
 	// Chunk streams being written or read here.
-	Streams       int64 `protobuf:"varint,16,opt,name=streams,proto3" json:"streams,omitempty"`
+	Streams int64 `protobuf:"varint,16,opt,name=streams,proto3" json:"streams,omitempty"`
+	// Goodput of transfers, page bit/s.
+	Goodput *Estimate `protobuf:"bytes,17,opt,name=goodput,proto3" json:"goodput,omitempty"`
+	// The most that the path delivered over a round trip, QUIC bit/s.
+	Capacity *Estimate `protobuf:"bytes,18,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	// Least round-trip time, seconds; its spread is what queues add now.
+	Rtt *Estimate `protobuf:"bytes,19,opt,name=rtt,proto3" json:"rtt,omitempty"`
+	// Share of packets that the sender of pages declared lost, 0 to 1.
+	Loss *Estimate `protobuf:"bytes,20,opt,name=loss,proto3" json:"loss,omitempty"`
+	// Seconds that a cold link takes to reach 0.9 of its rate.
+	Ramp          *Estimate `protobuf:"bytes,21,opt,name=ramp,proto3" json:"ramp,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -914,6 +985,123 @@ func (x *LinkStatus) GetStreams() int64 {
 	return 0
 }
 
+func (x *LinkStatus) GetGoodput() *Estimate {
+	if x != nil {
+		return x.Goodput
+	}
+	return nil
+}
+
+func (x *LinkStatus) GetCapacity() *Estimate {
+	if x != nil {
+		return x.Capacity
+	}
+	return nil
+}
+
+func (x *LinkStatus) GetRtt() *Estimate {
+	if x != nil {
+		return x.Rtt
+	}
+	return nil
+}
+
+func (x *LinkStatus) GetLoss() *Estimate {
+	if x != nil {
+		return x.Loss
+	}
+	return nil
+}
+
+func (x *LinkStatus) GetRamp() *Estimate {
+	if x != nil {
+		return x.Ramp
+	}
+	return nil
+}
+
+// Estimate is a number with what it is worth.
+type Estimate struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number; 0 when unknown.
+	Value float64 `protobuf:"fixed64,1,opt,name=value,proto3" json:"value,omitempty"`
+	// One standard deviation, in the same unit; half the value after one sample.
+	Spread float64 `protobuf:"fixed64,2,opt,name=spread,proto3" json:"spread,omitempty"`
+	// Samples that went into it.
+	Samples int64 `protobuf:"varint,3,opt,name=samples,proto3" json:"samples,omitempty"`
+	// Time since the last of them.
+	Age *durationpb.Duration `protobuf:"bytes,4,opt,name=age,proto3" json:"age,omitempty"`
+	// What it rests on.
+	Basis         EstimateBasis `protobuf:"varint,5,opt,name=basis,proto3,enum=kvferry.v1.EstimateBasis" json:"basis,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Estimate) Reset() {
+	*x = Estimate{}
+	mi := &file_kvferry_v1_region_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Estimate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Estimate) ProtoMessage() {}
+
+func (x *Estimate) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_region_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Estimate.ProtoReflect.Descriptor instead.
+func (*Estimate) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Estimate) GetValue() float64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
+func (x *Estimate) GetSpread() float64 {
+	if x != nil {
+		return x.Spread
+	}
+	return 0
+}
+
+func (x *Estimate) GetSamples() int64 {
+	if x != nil {
+		return x.Samples
+	}
+	return 0
+}
+
+func (x *Estimate) GetAge() *durationpb.Duration {
+	if x != nil {
+		return x.Age
+	}
+	return nil
+}
+
+func (x *Estimate) GetBasis() EstimateBasis {
+	if x != nil {
+		return x.Basis
+	}
+	return EstimateBasis_ESTIMATE_BASIS_UNSPECIFIED
+}
+
 var File_kvferry_v1_region_proto protoreflect.FileDescriptor
 
 const file_kvferry_v1_region_proto_rawDesc = "" +
@@ -977,7 +1165,7 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\fblocks_total\x18\x03 \x01(\x03R\vblocksTotal\"\x12\n" +
 	"\x10ListLinksRequest\"A\n" +
 	"\x11ListLinksResponse\x12,\n" +
-	"\x05links\x18\x01 \x03(\v2\x16.kvferry.v1.LinkStatusR\x05links\"\xc9\x04\n" +
+	"\x05links\x18\x01 \x03(\v2\x16.kvferry.v1.LinkStatusR\x05links\"\xa7\x06\n" +
 	"\n" +
 	"LinkStatus\x12$\n" +
 	"\x04peer\x18\x01 \x01(\v2\x10.kvferry.v1.NodeR\x04peer\x12\x18\n" +
@@ -998,7 +1186,24 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\fpackets_lost\x18\r \x01(\x03R\vpacketsLost\x120\n" +
 	"\x14egress_backlog_bytes\x18\x0e \x01(\x03R\x12egressBacklogBytes\x12\x1c\n" +
 	"\ttransfers\x18\x0f \x01(\x03R\ttransfers\x12\x18\n" +
-	"\astreams\x18\x10 \x01(\x03R\astreams2\xed\x01\n" +
+	"\astreams\x18\x10 \x01(\x03R\astreams\x12.\n" +
+	"\agoodput\x18\x11 \x01(\v2\x14.kvferry.v1.EstimateR\agoodput\x120\n" +
+	"\bcapacity\x18\x12 \x01(\v2\x14.kvferry.v1.EstimateR\bcapacity\x12&\n" +
+	"\x03rtt\x18\x13 \x01(\v2\x14.kvferry.v1.EstimateR\x03rtt\x12(\n" +
+	"\x04loss\x18\x14 \x01(\v2\x14.kvferry.v1.EstimateR\x04loss\x12(\n" +
+	"\x04ramp\x18\x15 \x01(\v2\x14.kvferry.v1.EstimateR\x04ramp\"\xb0\x01\n" +
+	"\bEstimate\x12\x14\n" +
+	"\x05value\x18\x01 \x01(\x01R\x05value\x12\x16\n" +
+	"\x06spread\x18\x02 \x01(\x01R\x06spread\x12\x18\n" +
+	"\asamples\x18\x03 \x01(\x03R\asamples\x12+\n" +
+	"\x03age\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12/\n" +
+	"\x05basis\x18\x05 \x01(\x0e2\x19.kvferry.v1.EstimateBasisR\x05basis*\xa5\x01\n" +
+	"\rEstimateBasis\x12\x1e\n" +
+	"\x1aESTIMATE_BASIS_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16ESTIMATE_BASIS_UNKNOWN\x10\x01\x12\x1b\n" +
+	"\x17ESTIMATE_BASIS_MEASURED\x10\x02\x12\x1c\n" +
+	"\x18ESTIMATE_BASIS_PERSISTED\x10\x03\x12\x1d\n" +
+	"\x19ESTIMATE_BASIS_CONFIGURED\x10\x042\xed\x01\n" +
 	"\rRegionService\x12?\n" +
 	"\x06Status\x12\x19.kvferry.v1.StatusRequest\x1a\x1a.kvferry.v1.StatusResponse\x12Q\n" +
 	"\fListSessions\x12\x1f.kvferry.v1.ListSessionsRequest\x1a .kvferry.v1.ListSessionsResponse\x12H\n" +
@@ -1019,47 +1224,57 @@ func file_kvferry_v1_region_proto_rawDescGZIP() []byte {
 	return file_kvferry_v1_region_proto_rawDescData
 }
 
-var file_kvferry_v1_region_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_kvferry_v1_region_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_kvferry_v1_region_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_kvferry_v1_region_proto_goTypes = []any{
-	(*StatusRequest)(nil),        // 0: kvferry.v1.StatusRequest
-	(*StatusResponse)(nil),       // 1: kvferry.v1.StatusResponse
-	(*HostInfo)(nil),             // 2: kvferry.v1.HostInfo
-	(*ArenaStatus)(nil),          // 3: kvferry.v1.ArenaStatus
-	(*ListSessionsRequest)(nil),  // 4: kvferry.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil), // 5: kvferry.v1.ListSessionsResponse
-	(*SessionStatus)(nil),        // 6: kvferry.v1.SessionStatus
-	(*ListLinksRequest)(nil),     // 7: kvferry.v1.ListLinksRequest
-	(*ListLinksResponse)(nil),    // 8: kvferry.v1.ListLinksResponse
-	(*LinkStatus)(nil),           // 9: kvferry.v1.LinkStatus
-	(*Node)(nil),                 // 10: kvferry.v1.Node
-	(*durationpb.Duration)(nil),  // 11: google.protobuf.Duration
-	(*Layout)(nil),               // 12: kvferry.v1.Layout
-	(*Session)(nil),              // 13: kvferry.v1.Session
+	(EstimateBasis)(0),           // 0: kvferry.v1.EstimateBasis
+	(*StatusRequest)(nil),        // 1: kvferry.v1.StatusRequest
+	(*StatusResponse)(nil),       // 2: kvferry.v1.StatusResponse
+	(*HostInfo)(nil),             // 3: kvferry.v1.HostInfo
+	(*ArenaStatus)(nil),          // 4: kvferry.v1.ArenaStatus
+	(*ListSessionsRequest)(nil),  // 5: kvferry.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil), // 6: kvferry.v1.ListSessionsResponse
+	(*SessionStatus)(nil),        // 7: kvferry.v1.SessionStatus
+	(*ListLinksRequest)(nil),     // 8: kvferry.v1.ListLinksRequest
+	(*ListLinksResponse)(nil),    // 9: kvferry.v1.ListLinksResponse
+	(*LinkStatus)(nil),           // 10: kvferry.v1.LinkStatus
+	(*Estimate)(nil),             // 11: kvferry.v1.Estimate
+	(*Node)(nil),                 // 12: kvferry.v1.Node
+	(*durationpb.Duration)(nil),  // 13: google.protobuf.Duration
+	(*Layout)(nil),               // 14: kvferry.v1.Layout
+	(*Session)(nil),              // 15: kvferry.v1.Session
 }
 var file_kvferry_v1_region_proto_depIdxs = []int32{
-	10, // 0: kvferry.v1.StatusResponse.node:type_name -> kvferry.v1.Node
-	11, // 1: kvferry.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	3,  // 2: kvferry.v1.StatusResponse.arenas:type_name -> kvferry.v1.ArenaStatus
-	2,  // 3: kvferry.v1.StatusResponse.host:type_name -> kvferry.v1.HostInfo
-	12, // 4: kvferry.v1.ArenaStatus.layout:type_name -> kvferry.v1.Layout
-	6,  // 5: kvferry.v1.ListSessionsResponse.sessions:type_name -> kvferry.v1.SessionStatus
-	13, // 6: kvferry.v1.SessionStatus.session:type_name -> kvferry.v1.Session
-	9,  // 7: kvferry.v1.ListLinksResponse.links:type_name -> kvferry.v1.LinkStatus
-	10, // 8: kvferry.v1.LinkStatus.peer:type_name -> kvferry.v1.Node
-	11, // 9: kvferry.v1.LinkStatus.rtt_min:type_name -> google.protobuf.Duration
-	11, // 10: kvferry.v1.LinkStatus.rtt_smoothed:type_name -> google.protobuf.Duration
-	11, // 11: kvferry.v1.LinkStatus.age:type_name -> google.protobuf.Duration
-	0,  // 12: kvferry.v1.RegionService.Status:input_type -> kvferry.v1.StatusRequest
-	4,  // 13: kvferry.v1.RegionService.ListSessions:input_type -> kvferry.v1.ListSessionsRequest
-	7,  // 14: kvferry.v1.RegionService.ListLinks:input_type -> kvferry.v1.ListLinksRequest
-	1,  // 15: kvferry.v1.RegionService.Status:output_type -> kvferry.v1.StatusResponse
-	5,  // 16: kvferry.v1.RegionService.ListSessions:output_type -> kvferry.v1.ListSessionsResponse
-	8,  // 17: kvferry.v1.RegionService.ListLinks:output_type -> kvferry.v1.ListLinksResponse
-	15, // [15:18] is the sub-list for method output_type
-	12, // [12:15] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	12, // 0: kvferry.v1.StatusResponse.node:type_name -> kvferry.v1.Node
+	13, // 1: kvferry.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	4,  // 2: kvferry.v1.StatusResponse.arenas:type_name -> kvferry.v1.ArenaStatus
+	3,  // 3: kvferry.v1.StatusResponse.host:type_name -> kvferry.v1.HostInfo
+	14, // 4: kvferry.v1.ArenaStatus.layout:type_name -> kvferry.v1.Layout
+	7,  // 5: kvferry.v1.ListSessionsResponse.sessions:type_name -> kvferry.v1.SessionStatus
+	15, // 6: kvferry.v1.SessionStatus.session:type_name -> kvferry.v1.Session
+	10, // 7: kvferry.v1.ListLinksResponse.links:type_name -> kvferry.v1.LinkStatus
+	12, // 8: kvferry.v1.LinkStatus.peer:type_name -> kvferry.v1.Node
+	13, // 9: kvferry.v1.LinkStatus.rtt_min:type_name -> google.protobuf.Duration
+	13, // 10: kvferry.v1.LinkStatus.rtt_smoothed:type_name -> google.protobuf.Duration
+	13, // 11: kvferry.v1.LinkStatus.age:type_name -> google.protobuf.Duration
+	11, // 12: kvferry.v1.LinkStatus.goodput:type_name -> kvferry.v1.Estimate
+	11, // 13: kvferry.v1.LinkStatus.capacity:type_name -> kvferry.v1.Estimate
+	11, // 14: kvferry.v1.LinkStatus.rtt:type_name -> kvferry.v1.Estimate
+	11, // 15: kvferry.v1.LinkStatus.loss:type_name -> kvferry.v1.Estimate
+	11, // 16: kvferry.v1.LinkStatus.ramp:type_name -> kvferry.v1.Estimate
+	13, // 17: kvferry.v1.Estimate.age:type_name -> google.protobuf.Duration
+	0,  // 18: kvferry.v1.Estimate.basis:type_name -> kvferry.v1.EstimateBasis
+	1,  // 19: kvferry.v1.RegionService.Status:input_type -> kvferry.v1.StatusRequest
+	5,  // 20: kvferry.v1.RegionService.ListSessions:input_type -> kvferry.v1.ListSessionsRequest
+	8,  // 21: kvferry.v1.RegionService.ListLinks:input_type -> kvferry.v1.ListLinksRequest
+	2,  // 22: kvferry.v1.RegionService.Status:output_type -> kvferry.v1.StatusResponse
+	6,  // 23: kvferry.v1.RegionService.ListSessions:output_type -> kvferry.v1.ListSessionsResponse
+	9,  // 24: kvferry.v1.RegionService.ListLinks:output_type -> kvferry.v1.ListLinksResponse
+	22, // [22:25] is the sub-list for method output_type
+	19, // [19:22] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_kvferry_v1_region_proto_init() }
@@ -1073,13 +1288,14 @@ func file_kvferry_v1_region_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvferry_v1_region_proto_rawDesc), len(file_kvferry_v1_region_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   10,
+			NumEnums:      1,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_kvferry_v1_region_proto_goTypes,
 		DependencyIndexes: file_kvferry_v1_region_proto_depIdxs,
+		EnumInfos:         file_kvferry_v1_region_proto_enumTypes,
 		MessageInfos:      file_kvferry_v1_region_proto_msgTypes,
 	}.Build()
 	File_kvferry_v1_region_proto = out.File

@@ -1,0 +1,263 @@
+package daemon
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvferry/kvferry/transfer"
+)
+
+const (
+	// pathsVersion is the format of the file of paths.
+	pathsVersion = 1
+	// maxPathsBytes and maxPaths bound what is read of it.
+	maxPathsBytes = 4 << 20
+	maxPaths      = 4096
+	// pathsEvery is how often what changed is written.
+	pathsEvery = time.Minute
+)
+
+// paths remembers what was measured of the path to each configured peer, over links that end and restarts. Losing it costs
+// measuring again, so a file that can't be read is dropped.
+type paths struct {
+	file string // empty: memory only
+	mu   struct {
+		sync.Mutex
+		known   map[transfer.PeerID]pastPath
+		changed bool
+		written time.Time
+	}
+}
+
+// pastPath is what was known at a moment.
+type pastPath struct {
+	at  time.Time
+	est transfer.Estimates
+}
+
+// openPaths reads the file. Its error is to be logged; paths can be used.
+func openPaths(file string) (*paths, error) {
+	p := &paths{file: file}
+	p.mu.known = map[transfer.PeerID]pastPath{}
+	p.mu.written = time.Now()
+	if file == "" {
+		return p, nil
+	}
+	f, err := os.Open(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return p, nil
+	}
+	if err != nil {
+		return p, fmt.Errorf("read past paths: %w", err)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxPathsBytes+1))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return p, fmt.Errorf("read past paths: %w", err)
+	}
+	known, err := decodePaths(b)
+	if err != nil {
+		return p, fmt.Errorf("read past paths: %s: %w", file, err)
+	}
+	p.mu.known = known
+	return p, nil
+}
+
+// recall is a transfer.Config.Recall.
+func (p *paths) recall(id transfer.PeerID) transfer.Estimates {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k, ok := p.mu.known[id]
+	if !ok {
+		return transfer.Estimates{}
+	}
+	since := max(time.Since(k.at), 0) // a clock that was set back makes nothing younger
+	for _, e := range fields(&k.est) {
+		if e.Known() {
+			e.Age += since
+			e.Basis = transfer.Persisted
+		}
+	}
+	return k.est
+}
+
+// learn takes in what a live link measured.
+func (p *paths) learn(id transfer.PeerID, now transfer.Estimates) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k := p.mu.known[id]
+	t := time.Now()
+	since, news := max(t.Sub(k.at), 0), false
+	// Round trips are measured all the time; they alone are no news.
+	for _, e := range []transfer.Estimate{now.Goodput, now.Capacity, now.Loss, now.Ramp} {
+		news = news || e.Basis == transfer.Measured
+	}
+	if !news {
+		return
+	}
+	before := k.est
+	was, is := fields(&k.est), fields(&now)
+	for i, e := range was {
+		switch {
+		case is[i].Basis == transfer.Measured:
+			*e = *is[i]
+		case e.Known():
+			e.Age += since
+		}
+	}
+	k.at = t
+	k.est.Stripes = orDefault(now.Stripes, k.est.Stripes)
+	p.mu.known[id] = k
+	p.mu.changed = p.mu.changed || before.Goodput.Samples != k.est.Goodput.Samples || before.Capacity.Samples != k.est.Capacity.Samples || before.Stripes != k.est.Stripes
+}
+
+// fields are the estimates of e in the order of the file.
+func fields(e *transfer.Estimates) [6]*transfer.Estimate {
+	return [...]*transfer.Estimate{&e.Goodput, &e.Capacity, &e.RTTMin, &e.RTTSmoothed, &e.Loss, &e.Ramp}
+}
+
+// flush writes what changed, not more often than every pathsEvery unless now.
+func (p *paths) flush(now bool) error {
+	p.mu.Lock()
+	due := p.file != "" && p.mu.changed && (now || time.Since(p.mu.written) >= pathsEvery)
+	if !due {
+		p.mu.Unlock()
+		return nil
+	}
+	known := maps.Clone(p.mu.known)
+	p.mu.changed, p.mu.written = false, time.Now()
+	p.mu.Unlock()
+	b, err := encodePaths(known)
+	if err != nil {
+		return fmt.Errorf("write past paths: %w", err)
+	}
+	return writeWhole(p.file, b)
+}
+
+// writeWhole replaces a file by another that is whole, whenever the machine stops.
+func writeWhole(name string, b []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*")
+	if err != nil {
+		return fmt.Errorf("write past paths: %w", err)
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return fmt.Errorf("write past paths: %w", err)
+	}
+	return nil
+}
+
+// pathsFile, pathEntry and pathNumber are the file's form: one JSON object.
+type pathsFile struct {
+	Version int         `json:"version"`
+	Paths   []pathEntry `json:"paths"` // by peer
+}
+
+type pathEntry struct {
+	Peer    string       `json:"peer"`
+	Unix    int64        `json:"unix_seconds"`
+	Stripes int          `json:"stripes"`
+	Numbers []pathNumber `json:"numbers"` // goodput, capacity, least and smoothed round trip, loss, ramp
+}
+
+type pathNumber struct {
+	Value   float64 `json:"value"`
+	Spread  float64 `json:"spread"`
+	Samples int64   `json:"samples"` // 0: unknown
+	Age     float64 `json:"age_seconds"`
+}
+
+func encodePaths(known map[transfer.PeerID]pastPath) ([]byte, error) {
+	out := pathsFile{Version: pathsVersion, Paths: []pathEntry{}}
+	for _, id := range slices.Sorted(maps.Keys(known)) {
+		k := known[id]
+		e := pathEntry{Peer: string(id), Unix: k.at.Unix(), Stripes: k.est.Stripes}
+		for _, n := range fields(&k.est) {
+			if !n.Known() {
+				e.Numbers = append(e.Numbers, pathNumber{})
+				continue
+			}
+			e.Numbers = append(e.Numbers, pathNumber{Value: n.Value, Spread: n.Spread, Samples: max(int64(n.Samples), 1), Age: n.Age.Seconds()})
+		}
+		out.Paths = append(out.Paths, e)
+	}
+	return json.Marshal(out)
+}
+
+// decodePaths reads what encodePaths wrote, and refuses everything else.
+func decodePaths(b []byte) (map[transfer.PeerID]pastPath, error) {
+	if len(b) > maxPathsBytes {
+		return nil, fmt.Errorf("more than %d bytes", maxPathsBytes)
+	}
+	var in pathsFile
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&in); err != nil {
+		return nil, err
+	}
+	if d.More() {
+		return nil, errors.New("something follows the object")
+	}
+	if in.Version != pathsVersion {
+		return nil, fmt.Errorf("version %d, want %d", in.Version, pathsVersion)
+	}
+	if len(in.Paths) > maxPaths {
+		return nil, fmt.Errorf("%d paths, at most %d", len(in.Paths), maxPaths)
+	}
+	known := make(map[transfer.PeerID]pastPath, len(in.Paths))
+	for _, e := range in.Paths {
+		id := transfer.PeerID(e.Peer)
+		if _, twice := known[id]; twice || !idPattern.MatchString(e.Peer) {
+			return nil, fmt.Errorf("peer %.200q is not a node's id, or comes twice", e.Peer)
+		}
+		k, err := e.path()
+		if err != nil {
+			return nil, fmt.Errorf("peer %q: %w", e.Peer, err)
+		}
+		known[id] = k
+	}
+	return known, nil
+}
+
+// maxPathAge bounds the age of what is remembered: a century, in seconds.
+const maxPathAge = 100 * 365 * 86400
+
+func (e pathEntry) path() (k pastPath, err error) {
+	to := fields(&k.est)
+	if len(e.Numbers) != len(to) || e.Stripes < 0 || e.Stripes > transfer.MaxStripes || e.Unix < 0 || e.Unix > math.MaxInt32*8 {
+		return k, fmt.Errorf("%d numbers, %d stripes, time %d", len(e.Numbers), e.Stripes, e.Unix)
+	}
+	k.at, k.est.Stripes = time.Unix(e.Unix, 0), e.Stripes
+	for i, n := range e.Numbers {
+		if n == (pathNumber{}) {
+			continue
+		}
+		if n.Samples < 1 || n.Value < 0 || n.Spread < 0 || n.Age < 0 || n.Age > maxPathAge {
+			return k, fmt.Errorf("number %d is %+v", i, n)
+		}
+		*to[i] = transfer.Estimate{
+			Value: n.Value, Spread: n.Spread, Samples: int(n.Samples), Age: time.Duration(n.Age * float64(time.Second)), Basis: transfer.Persisted,
+		}
+	}
+	if k.est.Loss.Value > 1 {
+		return k, fmt.Errorf("loss is %g", k.est.Loss.Value)
+	}
+	return k, nil
+}
