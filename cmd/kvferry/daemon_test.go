@@ -454,7 +454,8 @@ func TestShow(t *testing.T) {
 				"links.0.goodput.spread": 1e7, "links.0.goodput.samples": 4.0, "links.2.goodput.basis": "persisted", "links.2.goodput.age_seconds": 90.0,
 				"links.0.age_seconds": 3.0, "links.0.bytes_received": float64(1 << 30),
 			},
-			[]string{"us-1 (us) us:7441 yes 8 70 ms 72 ms 900Mbps (3 s ago) 1Gbps (5 s ago) 0.01 % (remembered, 14400 s ago)", "ap-1 ap:7441 no 0 ? ? 1Gbps (prior) ? ?", "no route",
+			[]string{
+				"us-1 (us) us:7441 yes 8 70 ms 72 ms 900Mbps (3 s ago) 1Gbps (5 s ago) 0.01 % (remembered, 14400 s ago)", "ap-1 ap:7441 no 0 ? ? 1Gbps (prior) ? ?", "no route",
 				"eu-2 - no 0 ? ? 2Gbps (remembered, 90 s ago) ? ?", "sa-1 - no 0 ? ? unknown",
 			},
 			&pb.ListLinksRequest{},
