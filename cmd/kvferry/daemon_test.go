@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -246,10 +247,11 @@ func at(v any, path string) any {
 		case map[string]any:
 			v = x[key]
 		case []any:
-			if key != "0" || len(x) == 0 {
+			i, err := strconv.Atoi(key)
+			if err != nil || i < 0 || i >= len(x) {
 				return nil
 			}
-			v = x[0]
+			v = x[i]
 		default:
 			return nil
 		}
