@@ -221,7 +221,7 @@ func (d *Daemon) openAgent(parts Parts) error {
 	agent, err := transfer.Open(transfer.Config{
 		Name: transfer.PeerID(d.cfg.Node.ID), Incarnation: d.incarnation, Conn: conn, DialPacket: parts.DialPacket, TLS: parts.TLS, Identify: identify,
 		Stripes: d.cfg.Link.Stripes, Recall: d.paths.recall, ConnectTimeout: d.cfg.Link.ConnectTimeout, ProgressTimeout: d.cfg.Link.ProgressTimeout,
-		Repair: lost,
+		Repair:  lost,
 		Handler: d.answerPeer, OnServed: d.served,
 		Logger: d.log, Registerer: d.registry,
 	})
