@@ -76,7 +76,7 @@ func Example() {
 	if err := east.Close(); err != nil {
 		log.Fatal(err)
 	}
-	// Output:
+	// Unordered output:
 	// done: 2 pages: "page 1. page 2. "
 	// spiffe://kvferry/region/west/node/n1 says: got them
 }
