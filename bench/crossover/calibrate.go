@@ -91,8 +91,9 @@ func (r *run) calibrateMigrations(ctx context.Context, at []int64, looks int) er
 			if err != nil {
 				return err
 			}
-			trials = append(trials, trial{tokens: at[i], seconds: m.seconds, rate: m.rate(r.link.rttMin)})
-			r.link.migrations++
+			if r.link.migrations++; look > 0 || looks <= quickLooks { // the first look warms up, where there are others enough
+				trials = append(trials, trial{tokens: at[i], seconds: m.seconds, rate: m.rate(r.link.rttMin)})
+			}
 		}
 	}
 	if err := r.readLink(ctx); err != nil {

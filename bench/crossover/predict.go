@@ -79,6 +79,9 @@ var (
 	quickShares = []float64{0.5, 0.75, 1, 1.5, 2}
 )
 
+// shortBlocks is how many blocks a short crossover has at most.
+const shortBlocks = 4
+
 // lengths chooses the sweep: multiples of the block about the crossover, at most longest tokens. Without a crossover they double
 // from one block on. There are at least two when longest leaves room.
 func lengths(in inputs, quick bool, longest int64) []int64 {
@@ -104,7 +107,13 @@ func lengths(in inputs, quick bool, longest int64) []int64 {
 			add(int64(s*x/float64(n)+0.5) * n)
 		}
 	}
-	for v := n; len(out) < len(shares)-1 && v <= longest; v += n { // a short crossover rounds to few blocks
+	if ok && x < float64(shortBlocks*n) && len(out) < len(shares)-1 { // it rounds to few blocks: every other one leaves some for the calibration
+		out = out[:0]
+		for v := n; len(out) < len(shares)-1 && v <= longest; v += 2 * n {
+			add(v)
+		}
+	}
+	for v := n; len(out) < len(shares)-1 && v <= longest; v += n {
 		add(v)
 	}
 	slices.Sort(out)
