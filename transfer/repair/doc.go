@@ -18,8 +18,9 @@
 // group's packets, is not larger than they are. A name is the last three bytes of a packet,
 // which are QUIC's authentication tag and so uniform. The receiver keeps the last
 // packets while parity comes; a name that it does not find is a lost packet. What
-// it rebuilds must have the length and the name that it should, and then still
-// passes QUIC's own authentication or is dropped there.
+// it rebuilds must have the length and the name that it should, and all packets of
+// the group together their checksum; it then passes QUIC's own authentication or is
+// dropped there.
 //
 // The receiver reports what groups lost. From that the sender chooses depth and
 // parity (Estimator): as much as leaves one group in 10^7 packets short, by
@@ -47,7 +48,8 @@
 //	18     1    which of them this is, from 0
 //	19     1    flags: bit 0 every packet is one symbol, not two
 //	20     2    bytes of a whole symbol, h
-//	22     3n   the last three bytes of each packet, in order
+//	22     4    CRC32C of every packet, added without carry
+//	26     3n   the last three bytes of each packet, in order
 //	..     ..   the symbol: h bytes, or, with bit 0, as many as the longest packet takes
 //
 //	offset size report

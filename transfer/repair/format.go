@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 )
 
 // Version is the version of the packet format, as negotiated. Two ends use the lower of theirs; 0 is none.
@@ -38,7 +39,7 @@ const (
 	// minPacket keeps the fingerprint inside of what QUIC encrypts.
 	minPacket  = 20
 	commonHead = 10
-	parityHead = commonHead + 12
+	parityHead = commonHead + 16
 
 	kindParity = 0x31
 	kindReport = 0x32
@@ -55,6 +56,7 @@ type parity struct {
 	index   int    // of this one
 	single  bool   // every packet fits one symbol
 	half    int    // bytes of a whole symbol
+	check   uint32 // check of each packet, added without carry
 }
 
 // report is what a receiver counted since the session began.
@@ -101,17 +103,19 @@ func appendParity(b []byte, t Token, p parity) []byte {
 		flags = flagSingle
 	}
 	b = append(b, byte(p.n), byte(p.symbols), byte(p.index), flags)
-	return binary.BigEndian.AppendUint16(b, uint16(p.half))
+	b = binary.BigEndian.AppendUint16(b, uint16(p.half))
+	return binary.BigEndian.AppendUint32(b, p.check)
 }
 
 // decodeParity decodes a whole parity packet; the slices point into b.
 func decodeParity(b []byte) (p parity, fingerprints, symbol []byte, err error) {
 	if len(b) < parityHead {
-		return p, nil, nil, malformed("length", len(b), "22 bytes or more")
+		return p, nil, nil, malformed("length", len(b), "26 bytes or more")
 	}
 	p = parity{
 		first: binary.BigEndian.Uint32(b[10:]), span: int(binary.BigEndian.Uint16(b[14:])),
 		n: int(b[16]), symbols: int(b[17]), index: int(b[18]), single: b[19] == flagSingle, half: int(binary.BigEndian.Uint16(b[20:])),
+		check: binary.BigEndian.Uint32(b[22:]),
 	}
 	switch {
 	case p.n < 1 || p.n > MaxGroup:
@@ -203,6 +207,12 @@ func bin(losses int) int {
 	}
 	return 7
 }
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// check is a packet's part of parity.check, by which a group that was rebuilt of
+// other packets than were sent is known.
+func check(packet []byte) uint32 { return crc32.Checksum(packet, castagnoli) }
 
 // fingerprint is the end of a packet's AEAD tag, which is uniform.
 func fingerprint(packet []byte) uint32 {

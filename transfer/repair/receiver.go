@@ -138,7 +138,7 @@ func (r *receiver) take(p parity, fingerprints, symbol []byte, now time.Time, re
 			return true
 		}
 	}
-	if g.n != p.n || g.parity.symbols != p.symbols || g.single != p.single || g.half != p.half || g.bytes != len(symbol) || g.symbols[p.index] != nil {
+	if g.n != p.n || g.parity.symbols != p.symbols || g.single != p.single || g.half != p.half || g.check != p.check || g.bytes != len(symbol) || g.symbols[p.index] != nil {
 		return g.symbols[p.index] != nil
 	}
 	g.buffers[p.index] = append(g.buffers[p.index][:0], symbol...)
@@ -254,8 +254,8 @@ func (r *receiver) advance(g *pending, rebuilt func([]byte)) {
 	r.drop(g)
 }
 
-// decode rebuilds the missing packets of a group and returns how many came out as
-// their fingerprints say.
+// decode rebuilds the missing packets of a group and returns how many: all or, if
+// what comes out is not what was sent, none.
 func (r *receiver) decode(g *pending, need int, rebuilt func([]byte)) int {
 	rows, columns := make([]int, 0, need), make([]int, 0, need)
 	for i, s := range g.symbols {
@@ -284,11 +284,12 @@ func (r *receiver) decode(g *pending, need int, rebuilt func([]byte)) int {
 			copy(d.views[i], g.symbols[i])
 		}
 	}
-	e := encoders[top-1]()
+	e, sum := encoders[top-1](), uint32(0)
 	for i, at := range g.positions[:g.n] {
 		if at == 0 {
 			continue
 		}
+		sum ^= check(r.ring.packet(at))
 		if !d.folder.fold(e, r.ring.slot(at), i, g.half, g.single, d.views[:top]) {
 			return 0
 		}
@@ -298,18 +299,27 @@ func (r *receiver) decode(g *pending, need int, rebuilt func([]byte)) int {
 		syndromes[i] = d.syndromes[row][:g.bytes]
 	}
 	field().solve(rows, columns, syndromes)
-	repaired := 0
-	for j := range g.missing {
+	missing := func(j int) []byte {
 		n := copy(d.packet[:], syndromes[j])
 		if !g.single {
 			n += copy(d.packet[n:], syndromes[g.missing+j])
 		}
-		if p := unpad(d.packet[:n]); p != nil && fingerprint(p) == g.fps[columns[j]] {
-			repaired++
-			rebuilt(p)
-		}
+		return unpad(d.packet[:n])
 	}
-	return repaired
+	for j := range g.missing {
+		p := missing(j)
+		if p == nil || fingerprint(p) != g.fps[columns[j]] {
+			return 0
+		}
+		sum ^= check(p)
+	}
+	if sum != g.check {
+		return 0
+	}
+	for j := range g.missing {
+		rebuilt(missing(j))
+	}
+	return g.missing
 }
 
 // unpad takes a packet out of its symbols, nil if they do not hold one: a length

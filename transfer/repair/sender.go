@@ -37,6 +37,7 @@ type group struct {
 	n, longest   int
 	bytes        int // of the packets
 	symbols      int
+	check        uint32
 	half         int
 	fingerprints [fingerprintBytes * MaxGroup]byte
 	parity       [MaxParity][]byte
@@ -102,6 +103,7 @@ func (s *sender) add(packet []byte, now time.Time, closed []*group) []*group {
 	g.last = s.number
 	g.longest = max(g.longest, len(packet))
 	g.bytes += len(packet) + ipBytes
+	g.check ^= check(packet)
 	s.number++
 	if g.n >= s.plan.packets {
 		s.open[at] = nil
@@ -126,7 +128,7 @@ func (s *sender) begin() *group {
 	} else {
 		g = new(group)
 	}
-	g.first, g.n, g.longest, g.bytes, g.half = s.number, 0, 0, 0, s.half()
+	g.first, g.n, g.longest, g.bytes, g.check, g.half = s.number, 0, 0, 0, 0, s.half()
 	g.symbols = s.plan.symbols
 	for i := range g.symbols {
 		if g.parity[i] == nil {
@@ -175,7 +177,7 @@ func (s *sender) close(g *group) *group {
 	g.packets = g.packets[:0]
 	for i := range symbols {
 		g.packets = appendParity(g.packets, s.token, parity{
-			first: g.first, span: int(g.last-g.first) + 1, n: g.n, symbols: symbols, index: i, single: single, half: g.half,
+			first: g.first, span: int(g.last-g.first) + 1, n: g.n, symbols: symbols, index: i, single: single, half: g.half, check: g.check,
 		})
 		g.packets = append(g.packets, g.fingerprints[:fingerprintBytes*g.n]...)
 		g.packets = append(g.packets, g.parity[i][:bytes]...)

@@ -11,7 +11,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/net/ipv4"
+
 	"github.com/kvferry/kvferry/bench/wan"
+	"github.com/kvferry/kvferry/transfer/udp"
 )
 
 // end is one of two Conns that are joined by a model link, with a session.
@@ -415,4 +418,112 @@ func TestAllocations(t *testing.T) {
 	if rx.counts.groups < 500 || rx.counts.lost != 0 {
 		t.Errorf("%+v", rx.counts)
 	}
+}
+
+// lossy is a socket that drops what comes in, packets and parity alike.
+type lossy struct {
+	oobConn
+	mu   sync.Mutex
+	r    *rand.Rand
+	lost int
+}
+
+func (l *lossy) ReadBatch(ms []ipv4.Message, flags int) (int, error) {
+	for {
+		n, err := l.oobConn.ReadBatch(ms, flags)
+		if err != nil {
+			return n, err
+		}
+		kept := 0
+		l.mu.Lock()
+		for i := range ms[:n] {
+			if l.r.IntN(50) == 0 {
+				l.lost++
+				continue
+			}
+			if kept != i {
+				fill(&ms[kept], ms[i].Buffers[0][:ms[i].N], ms[i].OOB[:ms[i].NN], ms[i].Addr)
+			}
+			kept++
+		}
+		l.mu.Unlock()
+		if kept > 0 {
+			return kept, nil
+		}
+	}
+}
+
+// TestSockets sends batches through segmentation offload where there is some over
+// real sockets that lose: every packet comes, once or from parity, with its
+// sender's address.
+func TestSockets(t *testing.T) {
+	var ends [2]*Conn
+	var below [2]*udp.Conn
+	var addrs [2]*net.UDPAddr
+	for i := range ends {
+		u, err := udp.Listen("127.0.0.1:0", udp.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		below[i], addrs[i] = u, u.LocalAddr().(*net.UDPAddr)
+		ends[i] = Wrap(&lossy{oobConn: u, r: rand.New(rand.NewPCG(6, 1))}, Config{Parity: 12, Group: 28, Depth: 1, MaxOverhead: 100})
+		defer ends[i].Close()
+	}
+	var sessions [2]*Session
+	for i, c := range ends {
+		var err error
+		if sessions[i], err = c.Attach(SessionConfig{Addr: addrs[1-i], Send: Token{byte(i)}, Receive: Token{byte(1 - i)}, MaxSpan: defaultMaxSpan}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	from, to := ends[0].PacketConn().(oobConn), ends[1].PacketConn().(oobConn)
+	oob := segmentMessage(1200)
+	r := rand.New(rand.NewPCG(6, 2))
+	sent := map[string]bool{}
+	ms := make([]ipv4.Message, 8)
+	for i := range ms {
+		ms[i].Buffers, ms[i].OOB = [][]byte{make([]byte, MaxPacket)}, make([]byte, 128)
+	}
+	if err := to.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	const rounds, batch = 100, 14
+	for range rounds {
+		var b []byte
+		for range 2 { // a whole group
+			b = b[:0]
+			for range batch {
+				p := randomPacket(r, 1200)
+				sent[string(p)] = true
+				b = append(b, p...)
+			}
+			if oob == nil {
+				for p := b; len(p) > 0; p = p[1200:] {
+					if _, _, err := from.WriteMsgUDP(p[:1200], nil, addrs[1]); err != nil {
+						t.Fatal(err)
+					}
+				}
+			} else if _, _, err := from.WriteMsgUDP(b, oob, addrs[1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for len(sent) > batch { // some may be lost for good
+			n, err := to.ReadBatch(ms, 0)
+			if err != nil {
+				t.Fatalf("%v with %d packets missing: %+v", err, len(sent), sessions[1].Stats())
+			}
+			for _, m := range ms[:n] {
+				p := m.Buffers[0][:m.N]
+				if isRepair(p) || m.Addr.(*net.UDPAddr).Port != addrs[0].Port {
+					t.Fatalf("%d bytes from %v", m.N, m.Addr)
+				}
+				delete(sent, string(p))
+			}
+		}
+	}
+	st := sessions[1].Stats()
+	if st.Repaired < 10 || len(sent) > batch {
+		t.Errorf("%d never came: %+v", len(sent), st)
+	}
+	t.Logf("GRO %v, segments %v: %+v", below[1].GRO(), oob != nil, st)
 }

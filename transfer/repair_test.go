@@ -1,0 +1,151 @@
+package transfer_test
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"net"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvferry/kvferry/bench/wan"
+	"github.com/kvferry/kvferry/transfer"
+	"github.com/kvferry/kvferry/transfer/transfertest"
+)
+
+// full runs the cells of the tests below at their full size: minutes instead of seconds.
+var full = flag.Bool("full", false, "run repair's cells of 0.5 and 1 Gbit/s too")
+
+// TestRepairGoodput reads over paths that lose packets, warm, and holds the share
+// of the link that is page bytes. The short cells have the window a connection of the full ones.
+func TestRepairGoodput(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector is too slow for links of this size; TestChaos runs the code")
+	}
+	for _, c := range []struct {
+		model       string
+		full        bool
+		mib         int
+		cold, share float64 // least shares
+	}{
+		{model: "rate=250Mbps,loss=0", mib: 32, share: 0.8},
+		{model: "rate=250Mbps,loss=1e-3", mib: 32, share: 0.7},
+		{model: "rate=250Mbps,loss=1e-2", mib: 32, share: 0.55},
+		{model: "rate=1Gbps,loss=0", full: true, mib: 480, cold: 0.8, share: 0.90},
+		{model: "rate=1Gbps,loss=1e-4", full: true, mib: 480, cold: 0.8, share: 0.90},
+		{model: "rate=1Gbps,loss=1e-3", full: true, mib: 480, cold: 0.8, share: 0.90},
+		{model: "rate=1Gbps,loss=1e-2", full: true, mib: 480, cold: 0.7, share: 0.82},
+		{model: "rate=1Gbps,loss=0,burst=1e-4/0.1", full: true, mib: 480, cold: 0.5, share: 0.5},
+		{model: "rate=10Gbps,loss=0", full: true, mib: 2400, share: 0.7},
+		{model: "rate=10Gbps,loss=1e-3", full: true, mib: 2400, share: 0.7},
+	} {
+		if c.full && !*full {
+			continue
+		}
+		t.Run(c.model, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m, err := wan.Parse("rtt=70ms,seed=1," + c.model)
+				if err != nil {
+					t.Fatal(err)
+				}
+				p := newPull(t, overWAN(t, "rtt=70ms,seed=1,"+c.model), c.mib<<20/pageBytes, func(_ int, cfg *transfer.Config) {
+					cfg.Stripes = max(1, int(m.Rate/250e6))
+					if m.Rate > 2e9 {
+						cfg.Stripes = 16
+					}
+				})
+				for _, run := range []string{"cold", "warm"} {
+					clear(p.to.b)
+					res, err := readAll(t, p.link, p.mine, p.theirs, p.pages, transfer.TransferOptions{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					share := float64(res.BytesTotal) * 8 / res.Duration.Seconds() / m.Rate
+					s := p.src.Links()[0].Stats()
+					t.Logf("%s: %.3f of the link in %v; QUIC lost %d of %d; repair %+v", run, share, res.Duration, s.PacketsLost, s.PacketsSent, s.Repair)
+					if want := map[string]float64{"cold": c.cold, "warm": c.share}[run]; share < want {
+						t.Errorf("%s: %.3f of the link, want %.2f", run, share, want)
+					}
+					if !bytes.Equal(p.from.b, p.to.b) {
+						t.Fatal("bytes differ")
+					}
+				}
+			})
+		})
+	}
+}
+
+// rival is a pull between the two hosts of a network, beside another one.
+func rival(t *testing.T, n *wan.Network, port uint16, parity int, pages int) (*transfer.Transfer, transfer.MemoryID, *node) {
+	t.Helper()
+	open := func(i int) *node {
+		ip := netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})
+		region := string(rune('a'+i)) + "x"
+		cfg := transfer.Config{Name: transfertest.Name(region, "n"), TLS: ca.Node(region, "n"), Stripes: 4}
+		cfg.Repair.Parity = parity
+		var err error
+		if cfg.Conn, err = n.Listen(netip.AddrPortFrom(ip, port)); err != nil {
+			t.Fatal(err)
+		}
+		cfg.DialPacket = func(context.Context) (net.PacketConn, error) { return n.Listen(netip.AddrPortFrom(ip, 0)) }
+		a, err := transfer.Open(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = a.Close() })
+		return &node{Agent: a, name: cfg.Name, addr: a.Addr().String(), ip: ip}
+	}
+	src, dst := open(1), open(2)
+	from, to := newProbe(make([]byte, pages*pageBytes)), newProbe(make([]byte, pages*pageBytes))
+	theirs, mine := register(t, src, from.memory()), register(t, dst, to.memory())
+	l := connect(t, dst, src)
+	x, err := l.Prepare(transfer.Read, []transfer.Desc{{Memory: mine, Pages: uint32(pages)}}, []transfer.Desc{{Memory: theirs, Pages: uint32(pages)}}, transfer.TransferOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x, mine, src
+}
+
+// TestRepairFairness has a pull with repair and one without share a link that loses
+// nothing but what its queue drops, four connections each: the one without keeps
+// 0.8 of what it has beside another without.
+func TestRepairFairness(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector is too slow for links of this size")
+	}
+	model, mbps := "rtt=70ms,rate=100Mbps,loss=0,seed=1", 100.0
+	if *full {
+		model, mbps = "rtt=70ms,rate=500Mbps,loss=0,seed=1", 500
+	}
+	const span = 10 * time.Second
+	shares := func(parity int) (plain, other float64) {
+		synctest.Test(t, func(t *testing.T) {
+			f := overWAN(t, model)
+			pages := int(mbps*1e6/8*span.Seconds()) / pageBytes
+			x, _, _ := rival(t, f.network, 4433, -1, pages)
+			y, _, src := rival(t, f.network, 4434, parity, pages)
+			for _, tr := range []*transfer.Transfer{x, y} {
+				defer tr.Release()
+				if err := tr.Post(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.Sleep(span)
+			share := func(tr *transfer.Transfer) float64 {
+				return float64(tr.Progress().PagesDone) * pageBytes * 8 / span.Seconds() / (mbps * 1e6)
+			}
+			plain, other = share(x), share(y)
+			t.Logf("parity %d: plain %.3f of the link, the other %.3f; repair %+v", parity, plain, other, src.Links()[0].Stats().Repair)
+			x.Cancel()
+			y.Cancel()
+		})
+		return plain, other
+	}
+	twin, twin2 := shares(-1)
+	plain, _ := shares(0)
+	if fair := (twin + twin2) / 2; plain < 0.8*fair {
+		t.Errorf("plain has %.3f beside repair, %.3f beside plain", plain, fair)
+	}
+}
