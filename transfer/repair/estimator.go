@@ -13,9 +13,12 @@ const (
 	// slowWindow and fastWindow are packets over which a loss rate is taken.
 	slowWindow, fastWindow = 4e5, 2e4
 	// knownClean packets without loss show that what a full queue drops is all that is lost.
-	knownClean  = 2e4
-	fastLosses  = 5 // that make the fast window count
-	fastPrior   = 1000
+	knownClean = 2e4
+	fastLosses = 5 // that make the fast window count
+	fastPrior  = 1000
+	// settle is how long a path counts as unknown once its queue has built: slow start
+	// ends by overflowing it, and until then little else was learnt.
+	settle      = 500 * time.Millisecond
 	coldPackets = 2e5
 	prior       = 1e4
 	// clumpLosses are what a judgement of bursts needs.
@@ -35,7 +38,8 @@ type Estimator struct {
 		sync.Mutex
 		gate     gate
 		low, all rate
-		warm     bool // slow start is over, or enough was sent
+		warm     bool      // slow start is over, or enough was sent
+		fullAt   time.Time // when a queue was seen first
 		off      bool
 		wasOff   bool
 		clean    float64 // packets since the last loss that counts
@@ -140,7 +144,13 @@ func (e *Estimator) path(now time.Time, rtt, least time.Duration, sent, lost uin
 		}
 	}()
 	e.mu.gate.add(now, rtt, least)
-	e.mu.warm = e.mu.warm || rtt > 0 && e.mu.gate.queued()
+	switch {
+	case e.mu.warm || rtt <= 0:
+	case e.mu.fullAt.IsZero() && e.mu.gate.queued():
+		e.mu.fullAt = now
+	case !e.mu.fullAt.IsZero() && now.Sub(e.mu.fullAt) > settle:
+		e.mu.warm = true
+	}
 	if !e.mu.off || lost == 0 || !e.mu.gate.low() {
 		return
 	}
@@ -157,7 +167,7 @@ func (e *Estimator) add(d report) {
 	packets, lost := float64(d.packets), float64(d.lost)
 	e.mu.all.add(packets, lost)
 	low := e.mu.gate.low()
-	e.mu.warm = e.mu.warm || e.mu.all.slow.packets > coldPackets
+	e.mu.warm = e.mu.warm || e.mu.all.slow.packets > coldPackets || e.mu.spread >= clumpLosses
 	if low {
 		e.mu.low.add(packets, lost)
 		e.clump(float64(d.groups), lost, float64(d.squares))

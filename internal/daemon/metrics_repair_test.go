@@ -1,0 +1,62 @@
+package daemon
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvferry/kvferry/bench/wan"
+)
+
+// Over a path that loses packets repair's metrics are what the link counts at both ends: the source sends parity, the destination
+// rebuilds.
+func TestRepairMetrics(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, wan.Model{RTT: 20 * time.Millisecond, Rate: 2e8, Loss: 0.01, Seed: 5}, nil)
+		r.ea.session("s", 200)
+		r.b.begin(request("s")).end()
+		r.settle()
+		for _, n := range []*node{r.a, r.b} {
+			peer := map[*node]string{r.a: "b", r.b: "a"}[n]
+			if n == r.a { // b dialled: the link is an accepted one
+				peer = r.a.d.links.label("b")
+			}
+			got, want := n.samples(), n.d.agent.Links()[0].Stats().Repair
+			wantSamples(t, got, map[string]float64{
+				`kvferry_link_repair_covered_packets_total{peer="` + peer + `"}`:    float64(want.Packets),
+				`kvferry_link_repair_parity_packets_total{peer="` + peer + `"}`:     float64(want.ParityPackets),
+				`kvferry_link_repair_parity_bytes_total{peer="` + peer + `"}`:       float64(want.ParityBytes),
+				`kvferry_link_repair_repaired_packets_total{peer="` + peer + `"}`:   float64(want.Repaired),
+				`kvferry_link_repair_unrepaired_packets_total{peer="` + peer + `"}`: float64(want.Unrepaired),
+			})
+			if want.Packets == 0 || want.ParityPackets == 0 || want.ParityBytes == 0 {
+				t.Errorf("%s covers nothing: %+v", n.name, want)
+			}
+		}
+		st := r.b.d.agent.Links()[0].Stats().Repair
+		if st.Repaired == 0 {
+			t.Errorf("nothing repaired: %+v", st)
+		}
+		wantSamples(t, r.b.samples(), map[string]float64{`kvferry_link_repair_symbols{peer="a"}`: float64(st.Symbols)})
+	})
+}
+
+// With link.repair off at either end nothing is negotiated.
+func TestRepairOff(t *testing.T) {
+	for _, who := range []string{"a", "b"} {
+		bubble(t, func(t *testing.T) {
+			r := newRig(t, wan.Model{RTT: 20 * time.Millisecond, Rate: 2e8, Loss: 0.001, Seed: 5}, func(name string, c *Config, _ *Parts) {
+				if name == who {
+					c.Link.Repair = off
+				}
+			})
+			r.ea.session("s", 50)
+			r.b.begin(request("s")).end()
+			r.settle()
+			for _, n := range []*node{r.a, r.b} {
+				if st := n.d.agent.Links()[0].Stats().Repair; st.Packets != 0 || st.ParityPackets != 0 || st.Symbols != 0 {
+					t.Errorf("%s: %+v", n.name, st)
+				}
+			}
+		})
+	}
+}
