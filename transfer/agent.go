@@ -19,7 +19,8 @@ import (
 )
 
 // Lock order: Agent.mu and Transfer.mu before Link.mu, Link.mu before the locks of
-// scheduler and outbox. The locks of ending and memory are leaves. None is held
+// scheduler and outbox, that of scheduler before those of limiters and limiter.
+// The locks of ending and memory are leaves. None is held
 // across I/O or a call into the consumer's code.
 
 // An Agent owns registered memories and the links to its peers. All methods are
@@ -34,6 +35,7 @@ type Agent struct {
 
 	outBuffers sync.Pool // *chunkBuffer, a chunk each
 	inBuffers  sync.Pool // *chunkBuffer, a page each
+	limiters   limiters  // of tenants
 
 	// ctx ends with the agent.
 	ctx    context.Context //nolint:containedctx // a lifetime, like net/http's base context

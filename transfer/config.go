@@ -71,8 +71,8 @@ type Config struct {
 	// ChunkBytes is the most that one stream carries, 4 KiB to 4 MiB; a page
 	// larger than it travels alone. Default 1 MiB.
 	ChunkBytes int
-	// StreamsPerStripe is how many chunks are written to one connection at a
-	// time, 1 to 64; each holds a buffer of a chunk. Default 2.
+	// StreamsPerStripe is how many chunks of each class are written to one
+	// connection at a time, 1 to 64; each holds a buffer of a chunk. Default 2.
 	StreamsPerStripe int
 
 	// ConnectTimeout bounds Connect, and the time in which a broken link must be
@@ -109,10 +109,27 @@ type Config struct {
 	// OnNotify takes the notification of a transfer that a peer completed, once.
 	// It must not block.
 	OnNotify func(from Peer, payload []byte)
-	// OnServed accounts for what peers read from here: bytes went out for the
-	// transfer of token. done comes once, last, with 0 bytes. It must not block
-	// and may be called concurrently.
-	OnServed func(from Peer, token []byte, bytes int64, done bool)
+	// OnServed accounts for what peers read from here, a chunk at a time; the
+	// report that is Done comes once, last. It must not block and may be called
+	// concurrently; the token may not be changed.
+	OnServed func(from Peer, s Served)
+
+	// Share says how a transfer that is sent from here counts against others: of a
+	// peer's read by the token that it brought, of a write that was started here by
+	// its own. Called once a transfer; it must not block. Nil: one tenant.
+	Share func(peer Peer, token []byte) Share
+	// Concurrency is how many transfers of one tenant and class are served at a time
+	// on a link, chunk by chunk in turn, 1 to 1024; the rest wait in order: earliest
+	// deadline first, then least left to send. Default 1: with more, each of them
+	// waits for all of them.
+	Concurrency int
+	// AgeAfter is how long a transfer waits at most behind later ones: the oldest of
+	// those queued for longer gets a quarter of the bytes of its class and tenant.
+	// Default 10 s; negative: off.
+	AgeAfter time.Duration
+	// MaxRate bounds the page bytes a second that are sent on a link, repeats
+	// included, headers not. Default 0: unbounded.
+	MaxRate int64
 
 	// Logger takes events. Default: none.
 	Logger *slog.Logger
@@ -151,6 +168,10 @@ func (c Config) Validate() error {
 	inRange("Stripes", int64(c.Stripes), 1, 64)
 	inRange("ChunkBytes", int64(c.ChunkBytes), 4<<10, wire.MaxChunkBytes)
 	inRange("StreamsPerStripe", int64(c.StreamsPerStripe), 1, 64)
+	inRange("Concurrency", int64(c.Concurrency), 1, maxServed)
+	if c.MaxRate < 0 || c.MaxRate > 1<<50 {
+		bad("MaxRate", c.MaxRate, "1 to 2^50 bytes a second, or 0 for no bound", "choose a value in that range")
+	}
 	inRange("StreamWindow", c.StreamWindow, 64<<10, 1<<30)
 	inRange("ConnWindow", c.ConnWindow, 64<<10, 1<<34)
 	inRange("MaxConnWindow", c.MaxConnWindow, 64<<10, 1<<34)
@@ -193,12 +214,22 @@ func (c Config) withDefaults() Config {
 	}
 	c.ChunkBytes = orDefault(c.ChunkBytes, 1<<20)
 	c.StreamsPerStripe = orDefault(c.StreamsPerStripe, 2)
+	c.Concurrency = orDefault(c.Concurrency, 1)
+	def(&c.AgeAfter, 10*time.Second)
 	c.StreamWindow = orDefault(c.StreamWindow, wire.MaxChunkBytes+64<<10)
 	c.ConnWindow = orDefault(c.ConnWindow, 32<<20)
 	c.MaxConnWindow = max(orDefault(c.MaxConnWindow, 64<<20), c.ConnWindow)
 	c.Repair = c.Repair.WithDefaults()
 	c.version = orDefault(c.version, wire.Version)
 	return c
+}
+
+func (c Config) schedulerRules() schedulerRules {
+	r := schedulerRules{concurrency: c.Concurrency, ageAfter: c.AgeAfter, maxRate: c.MaxRate, noticeEvery: noticeEvery}
+	if c.ProgressTimeout > 0 {
+		r.noticeEvery = max(min(noticeEvery, c.ProgressTimeout/4), time.Millisecond)
+	}
+	return r
 }
 
 // wrapUDP puts a plain UDP socket under transfer/udp; on an error conn is the

@@ -21,7 +21,7 @@
 // The receiving side asks for pages over the control stream; the sending side
 // cuts each descriptor into chunks of whole pages, and its senders write each
 // chunk on a unidirectional stream of its own, on whichever connection can take
-// it, transfers in turn. The receiving side reads page by page into a pooled
+// it. The receiving side reads page by page into a pooled
 // buffer and hands each to the Sink, which verifies it.
 //
 // What goes wrong on the way is asked for again: a page that does not verify,
@@ -43,6 +43,19 @@
 // an hour without work. Until then they are kept alive: a window does not shrink
 // while a connection idles, so that a link that was warm stays so. A connection
 // that is taken away gets no more chunks and is closed when it is quiet.
+//
+// # Who goes first
+//
+// The sending side orders what a link sends (TransferOptions, Config.Share): by
+// class, strictly, down to the packet; within a class between tenants by weight, in
+// bytes (start-time fair queueing); within a tenant by earliest deadline, then by
+// least left to send, Config.Concurrency transfers at a time. A quarter of a tenant's
+// bytes goes to its oldest transfer that has been queued for longer than
+// Config.AgeAfter, so that a tenant's big transfers end: within AgeAfter and four
+// times what they and those before them take of the tenant's share. Across classes
+// there is no such bound. Rates of a link and of a tenant hold chunks back, and then
+// others go. A transfer that waits is told so every second (Progress.Queue) and is
+// not taken for stalled.
 //
 // A transfer has exactly one terminal state. Once it is in it, no call into a
 // Source, Sink or OnLanded runs or will start for it.
@@ -69,8 +82,9 @@
 //
 // # Limitations
 //
-// Pages travel as they are: no codec. Transfers of a link go in turn, without
-// classes or weights. A page is at most 4 MiB, a transfer at most 2^18
+// Pages travel as they are: no codec. Order and
+// weights are those of one link: links to different peers compete as their
+// connections do. A page is at most 4 MiB, a transfer at most 2^18
 // descriptors and 2^24 pages. When the control stream's connection is lost, calls
 // in flight fail with ErrAnswerLost; transfers go on. UDP only: where it is
 // blocked, Connect says so.

@@ -131,9 +131,9 @@ func TestCancel(t *testing.T) {
 		var done []string
 		p := newPull(t, overWAN(t, slow), 512, func(i int, c *transfer.Config) {
 			if i == 1 {
-				c.OnServed = func(_ transfer.Peer, token []byte, _ int64, end bool) {
-					if end {
-						done = append(done, string(token))
+				c.OnServed = func(_ transfer.Peer, s transfer.Served) {
+					if s.Done {
+						done = append(done, string(s.Token))
 					}
 				}
 			}
@@ -485,11 +485,14 @@ func TestPeerCloses(t *testing.T) {
 // noRepair edits a configuration for a test that counts on what the link loses or carries.
 func noRepair(_ int, c *transfer.Config) { c.Repair.Parity = -1 }
 
-// TestFair runs a short and a long read side by side: in turn, the short one is
+// TestFair runs a short and a long read side by side, two at a time: in turn, the short one is
 // over in about twice its own time.
 func TestFair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPull(t, overWAN(t, slow), 1024, noRepair) // parity takes time of the link
+		p := newPull(t, overWAN(t, slow), 1024, func(i int, c *transfer.Config) {
+			noRepair(i, c) // parity takes time of the link
+			c.Concurrency = 2
+		})
 		long := p.post(t, transfer.TransferOptions{})
 		defer long.Release()
 		short := make([]byte, 128*pageBytes)
@@ -532,11 +535,11 @@ func TestNotify(t *testing.T) {
 							defer mu.Unlock()
 							notes = append(notes, fmt.Sprint(i, " ", from.ID, " ", string(payload)))
 						}
-						c.OnServed = func(_ transfer.Peer, _ []byte, n int64, done bool) {
+						c.OnServed = func(_ transfer.Peer, s transfer.Served) {
 							mu.Lock()
 							defer mu.Unlock()
-							served += n
-							if done {
+							served += s.Bytes
+							if s.Done {
 								ends++
 							}
 						}

@@ -3,6 +3,7 @@ package transfer
 import (
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"time"
 
@@ -19,10 +20,20 @@ const (
 // beginning is a transfer as its initiator announces it: descriptors of the
 // other side's memories.
 type beginning struct {
-	op     wire.Op
-	token  []byte
-	notify []byte
-	descs  []Desc
+	op       wire.Op
+	token    []byte
+	notify   []byte
+	descs    []Desc
+	class    Class
+	deadline time.Time // by which it should be over, on this side's clock; zero: none
+}
+
+// timeLeft is what is left until the deadline, as Begin carries it.
+func (b *beginning) timeLeft(now time.Time) uint32 {
+	if b.deadline.IsZero() {
+		return 0
+	}
+	return uint32(min(max(b.deadline.Sub(now).Milliseconds(), 1), math.MaxUint32))
 }
 
 // pushBegin announces a transfer, in as many frames as its list needs.
@@ -32,7 +43,7 @@ func (l *Link) pushBegin(op wire.Op, id uint64, b *beginning) {
 		part := descs[first:min(first+wire.MaxFrameDescs, len(descs))]
 		m := wire.Begin{Op: op, More: first+len(part) < len(descs), First: uint32(first), Descs: part}
 		if first == 0 {
-			m.Token, m.Notify = b.token, b.notify
+			m.Token, m.Notify, m.Class, m.Deadline = b.token, b.notify, wire.Class(b.class), b.timeLeft(time.Now())
 		}
 		payload, err := wire.AppendBegin(nil, m)
 		if err != nil { // Prepare checked every bound
@@ -63,7 +74,10 @@ func (l *Link) handleBegin(id uint64, payload []byte) error {
 	}
 	b := l.mu.begins[id]
 	if m.First == 0 {
-		b = &beginning{op: m.Op, token: m.Token, notify: m.Notify}
+		b = &beginning{op: m.Op, token: m.Token, notify: m.Notify, class: Class(m.Class)}
+		if m.Deadline > 0 {
+			b.deadline = time.Now().Add(time.Duration(m.Deadline) * time.Millisecond)
+		}
 	}
 	if b == nil || b.op != m.Op || len(b.descs) != int(m.First) {
 		l.mu.Unlock()
@@ -116,7 +130,7 @@ func (l *Link) serve(key flowKey, b *beginning, served int) error {
 	}
 	p := newPairs(b.descs, mems)
 	if b.op == wire.OpRead {
-		f := newOutflow(l, key, p, b.token, b.notify)
+		f := newOutflow(l, key, p, b)
 		f.init(func(err error, byPeer bool) { l.servedOut(f, err, byPeer) })
 		if l.register(key, nil, f) {
 			l.sched.start(f)
@@ -178,7 +192,7 @@ func (l *Link) servedOut(f *outflow, err error, byPeer bool) {
 	}
 	l.unregister(f.key)
 	if hook := l.agent.cfg.OnServed; hook != nil {
-		hook(l.Peer(), f.token, 0, true)
+		hook(l.Peer(), Served{Token: f.token, Class: f.class, Tenant: f.share.Tenant, Done: true})
 	}
 	if err == nil && len(f.notify) > 0 && l.agent.cfg.OnNotify != nil {
 		l.agent.cfg.OnNotify(l.Peer(), f.notify)
@@ -251,6 +265,14 @@ func (l *Link) dispatchTransfer(t wire.Type, key flowKey, payload []byte) error 
 		}
 		if out != nil {
 			out.progress(n)
+		}
+	case wire.TypeQueued:
+		m, err := wire.DecodeQueued(payload)
+		if err != nil {
+			return err
+		}
+		if in != nil {
+			in.waits(Queue{Transfers: int(m.Transfers), Bytes: int64(m.Bytes)})
 		}
 	case wire.TypeDone:
 		if out != nil {

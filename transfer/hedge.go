@@ -80,6 +80,13 @@ func (h *hedges) end(r *run, queued bool) {
 	}
 }
 
+// resumed notes that a run waited for a higher class until now.
+func (h *hedges) resumed(r *run) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r.begun = time.Now()
+}
+
 // wasHungry reports that since the last call a connection was left without a
 // chunk while none waited, or that one of live has none.
 func (h *hedges) wasHungry(live []*stripe) bool {
@@ -148,7 +155,7 @@ func (l *Link) hedge() {
 	if ended {
 		return
 	}
-	pairs, stalled := l.hedges.pick(stats, time.Now())
+	pairs, stalled := l.hedges.pick(stats, l.sched.held, time.Now())
 	for _, p := range pairs {
 		l.wg.Go(func() { l.sendTwin(p.by, p.of) })
 	}
@@ -163,7 +170,7 @@ func (l *Link) sendTwin(s *stripe, of *run) {
 	c.twin = of
 	l.agent.metrics.hedged.Add(float64(c.bytes()))
 	// Its failure is no loss: the run that it doubles still counts.
-	_, _ = l.sendChunk(s, c)
+	_, _ = l.sendChunk(newWriter(l, s, c.flow.class), c)
 	l.hedges.mu.Lock()
 	delete(l.hedges.pending, of)
 	l.hedges.mu.Unlock()
@@ -176,8 +183,8 @@ type twin struct {
 }
 
 // pick chooses the duplicates to make; stalled: a connection is overdue so far
-// that it may be dead.
-func (h *hedges) pick(stats map[*stripe]quic.ConnectionStats, now time.Time) (out []twin, stalled bool) {
+// that it may be dead. A chunk that held says waits for a higher class is not late.
+func (h *hedges) pick(stats map[*stripe]quic.ConnectionStats, held func(Class) bool, now time.Time) (out []twin, stalled bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	busy := make(map[*stripe]int64)
@@ -189,7 +196,7 @@ func (h *hedges) pick(stats map[*stripe]quic.ConnectionStats, now time.Time) (ou
 	}
 	var slow []late
 	for r := range h.runs {
-		if _, started := h.pending[r]; started || r.rival != nil || r.over || r.chunk.twin != nil {
+		if _, started := h.pending[r]; started || r.rival != nil || r.over || r.chunk.twin != nil || held(r.chunk.flow.class) {
 			continue
 		}
 		c := r.stripe.conn.ConnectionStats()

@@ -49,6 +49,8 @@ type intake struct {
 	timer      *time.Timer
 	nudges     int    // since the last progress
 	seen       uint64 // bytes that the link had received at the last nudge
+	queue      Queue  // where the source has it wait
+	held       bool   // it waited with pages landed
 }
 
 // mark is a moment and what had landed by then over the whole link.
@@ -118,7 +120,7 @@ func (in *intake) land(pair, page int, p []byte, sum uint32) (bad, over bool) {
 	in.state[n] = pageVerified
 	in.done++
 	in.bytesDone += int64(len(p))
-	in.lastAt = time.Now()
+	in.lastAt, in.queue = time.Now(), Queue{}
 	landed := in.link.landed.Add(int64(len(p)))
 	if in.done == 1 {
 		in.first = mark{at: in.lastAt, landed: landed}

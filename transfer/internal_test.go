@@ -153,20 +153,21 @@ func testFlow(l *Link, blocks, pages, pageBytes int) *outflow {
 	for i := range descs {
 		descs[i], mems[i] = Desc{Memory: 1, Pages: uint32(pages)}, m
 	}
-	return newOutflow(l, flowKey{}, newPairs(descs, mems), nil, nil)
+	return newOutflow(l, flowKey{}, newPairs(descs, mems), new(beginning))
 }
 
 func testLink() *Link {
 	l := &Link{agent: &Agent{cfg: Config{}.withDefaults()}}
-	l.sched.init()
+	l.sched.init(l.agent.cfg.schedulerRules(), nil)
 	return l
 }
 
-// TestScheduler holds that every page is handed out once, flows in turn, and
-// that the backlog is what has not left.
+// TestScheduler holds that every page is handed out once, flows of a window in
+// turn, and that the backlog is what has not left.
 func TestScheduler(t *testing.T) {
 	l := testLink()
 	q := &l.sched
+	q.rules.concurrency = 2
 	q.addStripe(1)
 	q.addStripe(2)
 	a, b := testFlow(l, 3, 80, 64<<10), testFlow(l, 2, 80, 64<<10)
@@ -178,7 +179,7 @@ func TestScheduler(t *testing.T) {
 	seen := make(map[[3]int]int)
 	var order []*outflow
 	for q.backlog() > 0 {
-		c, ok := q.take(1)
+		c, ok := q.take(1, Interactive)
 		if !ok {
 			t.Fatal("no chunk")
 		}
@@ -195,8 +196,8 @@ func TestScheduler(t *testing.T) {
 		}
 		q.sent(c, 1, false)
 	}
-	for i := range 20 { // b has 10 chunks
-		if want := []*outflow{a, b}[i%2]; order[i] != want {
+	for i := range 20 { // b, which has less to send, has 10 chunks
+		if want := []*outflow{b, a}[i%2]; order[i] != want {
 			t.Errorf("chunk %d out of turn", i)
 		}
 	}
@@ -233,7 +234,7 @@ func TestSchedulerLoss(t *testing.T) {
 			}
 			s := stripes[rng.IntN(len(stripes))]
 			q.mu.Lock()
-			c, ok := q.next(s)
+			c, _, ok := q.next(s, Interactive)
 			q.mu.Unlock()
 			if ok {
 				flying[s] = append(flying[s], c)

@@ -82,7 +82,7 @@ func newLink(a *Agent, want PeerID, nonce wire.Nonce, addr net.Addr, known Estim
 		dials: rate.NewLimiter(rate.Every(time.Second), 4), losses: repair.NewEstimator(),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(a.ctx)
-	l.sched.init()
+	l.sched.init(a.cfg.schedulerRules(), l.tellQueued)
 	l.out.init()
 	l.hedges.init()
 	l.mu.peer.ID = want

@@ -17,10 +17,13 @@ type outflow struct {
 	pairs
 	link    *Link
 	key     flowKey
-	token   []byte     // for Source
-	notify  []byte     // for this side, of a peer's read
-	remote  *beginning // what the peer was told, of a write
-	started bool       // the peer is ready, of a write; guarded by ending's lock
+	token   []byte // for Source
+	class   Class
+	share   Share
+	limit   *tenantLimiter // of the tenant, nil: none; guarded by the scheduler's lock
+	notify  []byte         // for this side, of a peer's read
+	remote  *beginning     // what the peer was told, of a write
+	started bool           // the peer is ready, of a write; guarded by ending's lock
 
 	chunkSize []int // pages a chunk of each descriptor
 	chunkBase []int // ordinal of the first chunk of each descriptor; one more at the end
@@ -35,11 +38,27 @@ type outflow struct {
 		nextPair int      // its descriptor
 		again    []chunk  // to be sent once more
 		stripeOf []uint32 // the stripe that took a chunk last, by ordinal; 0: none
+		left     int64    // bytes not taken, those of again included
+		writing  int      // chunks taken and not yet accepted by a connection
+
+		deadline time.Time     // zero: none
+		queuedAt time.Time     // when its chunks were queued first
+		takenAt  time.Time     // when a chunk was taken last
+		waited   time.Duration // from queuedAt to the first chunk
+		arrived  uint64        // order in its class; 0: not yet
+		turn     uint64        // count of the class's chunks at its last one
+		reported bool          // its wait has been
 	}
 }
 
-func newOutflow(l *Link, key flowKey, p pairs, token, notify []byte) *outflow {
-	f := &outflow{pairs: p, link: l, key: key, token: token, notify: notify, streams: make(map[*quic.SendStream]struct{})}
+func newOutflow(l *Link, key flowKey, p pairs, b *beginning) *outflow {
+	f := &outflow{
+		pairs: p, link: l, key: key, token: b.token, notify: b.notify, class: b.class, streams: make(map[*quic.SendStream]struct{}),
+	}
+	f.sched.deadline = b.deadline
+	if share := l.agent.cfg.Share; share != nil {
+		f.share = share(l.Peer(), b.token)
+	}
 	f.chunkSize = p.chunkSizes(l.agent.cfg.ChunkBytes, l.sched.stripes())
 	f.chunkBase = make([]int, len(p.descs)+1)
 	for i, d := range p.descs {
@@ -50,24 +69,31 @@ func newOutflow(l *Link, key flowKey, p pairs, token, notify []byte) *outflow {
 	return f
 }
 
-// pending, pendingBytes and pop are called under the scheduler's lock.
+// pending, canPop, peek, pop and unpop are called under the scheduler's lock.
 func (f *outflow) pending() bool {
 	return len(f.sched.again) > 0 || f.sched.next < len(f.sched.stripeOf)
 }
 
-func (f *outflow) pendingBytes() int64 {
-	var n int64
-	for _, c := range f.sched.again {
-		n += c.bytes()
-	}
-	pair := f.sched.nextPair
-	for ord := f.sched.next; ord < len(f.sched.stripeOf); ord++ {
-		for ord >= f.chunkBase[pair+1] {
-			pair++
+// canPop reports whether pop would give a chunk.
+func (f *outflow) canPop(stripe uint32, only bool) bool {
+	_, _, ok := f.peek(stripe, only)
+	return ok
+}
+
+// peek returns what pop would, and its index in again, -1: it is the next in order.
+func (f *outflow) peek(stripe uint32, only bool) (c chunk, again int, ok bool) {
+	for i, c := range f.sched.again {
+		if only || c.avoid != stripe {
+			return c, i, true
 		}
-		n += f.whole(pair, ord).bytes()
 	}
-	return n
+	if f.sched.next == len(f.sched.stripeOf) {
+		return chunk{}, 0, false
+	}
+	for f.sched.next >= f.chunkBase[f.sched.nextPair+1] {
+		f.sched.nextPair++
+	}
+	return f.whole(f.sched.nextPair, f.sched.next), -1, true
 }
 
 // whole returns the chunk of an ordinal of descriptor pair.
@@ -78,21 +104,23 @@ func (f *outflow) whole(pair, ordinal int) chunk {
 }
 
 func (f *outflow) pop(stripe uint32, only bool) (chunk, bool) {
-	for i, c := range f.sched.again {
-		if only || c.avoid != stripe {
-			f.sched.again = slices.Delete(f.sched.again, i, i+1)
-			return c, true
-		}
+	c, again, ok := f.peek(stripe, only)
+	switch {
+	case !ok:
+		return c, false
+	case again >= 0:
+		f.sched.again = slices.Delete(f.sched.again, again, again+1)
+	default:
+		f.sched.next++
 	}
-	if f.sched.next == len(f.sched.stripeOf) {
-		return chunk{}, false
-	}
-	for f.sched.next >= f.chunkBase[f.sched.nextPair+1] {
-		f.sched.nextPair++
-	}
-	c := f.whole(f.sched.nextPair, f.sched.next)
-	f.sched.next++
+	f.sched.left -= c.bytes()
 	return c, true
+}
+
+// unpop takes back a chunk that pop gave and nobody sends.
+func (f *outflow) unpop(c chunk) {
+	f.sched.again = slices.Insert(f.sched.again, 0, c)
+	f.sched.left += c.bytes()
 }
 
 // runs cuts the pages of a request at the borders of chunks.

@@ -69,6 +69,9 @@ func checkOptions(op Op, local, remote []Desc, opts TransferOptions) error {
 	if len(opts.Notify) > wire.MaxNotify {
 		bad("TransferOptions.Notify", len(opts.Notify), "at most 65536 bytes", "send the data with a Call")
 	}
+	if opts.Class >= classes {
+		bad("TransferOptions.Class", uint8(opts.Class), "Interactive, Background or Replication", "choose one")
+	}
 	return errors.Join(errs...)
 }
 

@@ -1,8 +1,9 @@
 package transfer
 
 import (
-	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 )
 
 // chunk is a piece of work for a sender: a run of pages of one descriptor.
@@ -18,22 +19,48 @@ type chunk struct {
 
 func (c chunk) bytes() int64 { return int64(c.pages) * int64(c.flow.mems[c.pair].PageBytes) }
 
-// scheduler hands the chunks of a link's outflows to whichever stripe asks, one
-// chunk an outflow in turn. Priority classes, tenants' weights and hedging have
-// their place in next.
+// scheduler hands the chunks of a link's outflows to whichever stripe asks: the
+// highest class first, between the tenants of a class by weight, within a tenant
+// in the order of before. Senders ask for one class each, so that a stripe whose
+// senders of a lower class are blocked in a write still has some for a higher
+// one.
 type scheduler struct {
 	mu      sync.Mutex
-	work    *sync.Cond
-	ring    []*outflow // those with chunks to send, next first
-	live    map[uint32]bool
-	queued  int64 // bytes not yet taken
-	writing int64 // bytes taken and not yet accepted by a connection
+	rules   schedulerRules
+	work    [classes]*sync.Cond
+	queues  [classes]classQueue
+	limit   limiter // of the link
+	timer   *time.Timer
+	wakeAt  time.Time       // when timer fires; zero: it does not
+	live    map[uint32]bool // stripes
+	flows   map[*outflow]struct{}
+	notices *time.Timer           // nil: nobody is to be told anything
+	notify  func([]queuedOutflow) // called without the lock
+	queued  [classes]int64        // bytes not yet taken
+	writing [classes]int64        // bytes taken and not yet accepted by a connection
+	top     atomic.Int32          // the highest class that is being written, classes: none; changed under the lock
+	resume  *sync.Cond            // top may have become lower, or a held chunk's write is over
 	closed  bool
 }
 
-func (q *scheduler) init() {
-	q.work = sync.NewCond(&q.mu)
+// schedulerRules are what Config says about scheduling.
+type schedulerRules struct {
+	concurrency int
+	ageAfter    time.Duration
+	maxRate     int64
+	noticeEvery time.Duration
+}
+
+func (q *scheduler) init(rules schedulerRules, notify func([]queuedOutflow)) {
+	for c := range q.work {
+		q.work[c] = sync.NewCond(&q.mu)
+	}
+	q.resume = sync.NewCond(&q.mu)
+	q.top.Store(classes)
+	q.rules, q.notify = rules, notify
+	q.limit.setRate(rules.maxRate, time.Now())
 	q.live = make(map[uint32]bool)
+	q.flows = make(map[*outflow]struct{})
 }
 
 func (q *scheduler) addStripe(number uint32) {
@@ -48,7 +75,7 @@ func (q *scheduler) dropStripe(number uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.live, number)
-	q.work.Broadcast()
+	q.endLocked()
 }
 
 // stripes is the number of stripes that take chunks.
@@ -62,7 +89,30 @@ func (q *scheduler) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed = true
-	q.work.Broadcast()
+	for _, t := range []*time.Timer{q.timer, q.notices} {
+		if t != nil {
+			t.Stop()
+		}
+	}
+	q.endLocked()
+}
+
+// wakeLocked wakes the senders of the classes from the given one down that have
+// something to send.
+func (q *scheduler) wakeLocked(from Class) {
+	for c := int(from); c < classes; c++ {
+		if q.queued[c] > 0 {
+			q.work[c].Broadcast()
+		}
+	}
+}
+
+// endLocked has every sender see whether it is to stop.
+func (q *scheduler) endLocked() {
+	for _, w := range q.work {
+		w.Broadcast()
+	}
+	q.resume.Broadcast()
 }
 
 // start queues every chunk of f.
@@ -72,9 +122,14 @@ func (q *scheduler) start(f *outflow) {
 	if f.sched.dead || q.closed {
 		return
 	}
-	q.queued += f.bytes()
-	q.ring = append(q.ring, f)
-	q.work.Broadcast()
+	f.limit = f.link.agent.limiters.use(f.share, time.Now())
+	f.sched.left = f.bytes()
+	f.sched.queuedAt = time.Now()
+	q.flows[f] = struct{}{}
+	q.queued[f.class] += f.sched.left
+	q.queues[f.class].add(f)
+	q.watchLocked()
+	q.wakeLocked(f.class)
 }
 
 // stop forgets the chunks of f that no sender has taken.
@@ -85,44 +140,96 @@ func (q *scheduler) stop(f *outflow) {
 		return
 	}
 	f.sched.dead = true
-	if i := slices.Index(q.ring, f); i >= 0 {
-		q.ring = slices.Delete(q.ring, i, i+1)
-		q.queued -= f.pendingBytes()
+	delete(q.flows, f)
+	f.link.agent.limiters.release(f.limit)
+	q.resume.Broadcast()
+	if _, queued := q.queues[f.class].find(f); queued {
+		q.queues[f.class].remove(f)
+		q.queued[f.class] -= f.sched.left
+		f.sched.left = 0
+		q.wakeLocked(f.class + 1) // it may have held lower ones back
 	}
 }
 
-// take waits for a chunk for the stripe; false: the stripe or link is gone.
-func (q *scheduler) take(stripe uint32) (chunk, bool) {
+// take waits for a chunk of the class for the stripe; false: the stripe or link
+// is gone.
+func (q *scheduler) take(stripe uint32, class Class) (chunk, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
 		if q.closed || !q.live[stripe] {
 			return chunk{}, false
 		}
-		if c, ok := q.next(stripe); ok {
+		c, wait, ok := q.next(stripe, class)
+		if ok {
 			return c, true
 		}
-		q.work.Wait()
+		if wait > 0 {
+			q.wakeInLocked(wait)
+			q.wakeLocked(class + 1)
+		}
+		q.work[class].Wait()
 	}
 }
 
-// next picks a chunk for the stripe, if there is one; the lock is held.
-func (q *scheduler) next(stripe uint32) (chunk, bool) {
-	for i, f := range q.ring {
-		c, ok := f.pop(stripe, len(q.live) == 1)
-		if !ok {
-			continue
-		}
-		q.ring = slices.Delete(q.ring, i, i+1)
-		if f.pending() {
-			q.ring = append(q.ring, f)
-		}
-		f.sched.stripeOf[c.ordinal] = stripe
-		q.queued -= c.bytes()
-		q.writing += c.bytes()
-		return c, true
+// next picks a chunk of the class for the stripe, if there is one and no higher
+// class has one; the lock is held. When it is held back by a rate, wait says for
+// how long.
+func (q *scheduler) next(stripe uint32, class Class) (c chunk, wait time.Duration, ok bool) {
+	if q.queued[class] == 0 {
+		return chunk{}, 0, false
 	}
-	return chunk{}, false
+	s := seat{stripe: stripe, only: len(q.live) == 1, now: time.Now(), age: q.rules.ageAfter, window: q.rules.concurrency}
+	if wait := q.limit.wait(s.now); wait > 0 {
+		return chunk{}, wait, false
+	}
+	for h := range class {
+		if q.queues[h].ready(s) {
+			return chunk{}, 0, false
+		}
+	}
+	if c, wait, ok = q.queues[class].pick(s); !ok {
+		return chunk{}, wait, false
+	}
+	q.limit.take(s.now, c.bytes()) // asked above, under the same lock
+	f := c.flow
+	if f.sched.takenAt.IsZero() {
+		f.sched.waited = s.now.Sub(f.sched.queuedAt)
+	}
+	f.sched.takenAt = s.now
+	f.sched.writing++
+	f.sched.stripeOf[c.ordinal] = stripe
+	q.queued[class] -= c.bytes()
+	q.writing[class] += c.bytes()
+	q.preemptLocked()
+	if !q.queues[class].ready(s) {
+		q.wakeLocked(class + 1)
+	}
+	return c, 0, true
+}
+
+// wakeInLocked has the senders look again when a rate allows a chunk.
+func (q *scheduler) wakeInLocked(d time.Duration) {
+	at := time.Now().Add(d)
+	if !q.wakeAt.IsZero() && !at.Before(q.wakeAt) {
+		return
+	}
+	q.wakeAt = at
+	if q.timer == nil {
+		q.timer = time.AfterFunc(d, q.rateAllows)
+		return
+	}
+	q.timer.Reset(d)
+}
+
+func (q *scheduler) rateAllows() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return
+	}
+	q.wakeAt = time.Time{}
+	q.wakeLocked(Interactive)
 }
 
 // sent accounts for a chunk that left. lost says that its connection broke
@@ -130,7 +237,9 @@ func (q *scheduler) next(stripe uint32) (chunk, bool) {
 func (q *scheduler) sent(c chunk, stripe uint32, lost bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.writing -= c.bytes()
+	q.writing[c.flow.class] -= c.bytes()
+	q.preemptLocked()
+	c.flow.sched.writing--
 	if lost && c.flow.sched.stripeOf[c.ordinal] == stripe {
 		c.avoid = 0
 		c.flow.sched.stripeOf[c.ordinal] = 0
@@ -183,19 +292,28 @@ func (q *scheduler) requeue(c chunk) {
 	if f.sched.dead || q.closed {
 		return
 	}
-	if !f.pending() {
-		q.ring = append(q.ring, f)
-	}
 	f.sched.again = append(f.sched.again, c)
-	q.queued += c.bytes()
-	q.work.Broadcast()
+	f.sched.left += c.bytes()
+	q.queued[f.class] += c.bytes()
+	if _, queued := q.queues[f.class].find(f); !queued {
+		q.queues[f.class].add(f)
+	}
+	q.watchLocked()
+	q.wakeLocked(f.class)
 }
 
 // hasQueued reports whether a chunk waits for a stripe.
 func (q *scheduler) hasQueued() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.ring) > 0
+	return q.queued != [classes]int64{}
+}
+
+// hasReady reports whether a chunk waits that no rate holds back.
+func (q *scheduler) hasReady() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.queued != [classes]int64{} && q.wakeAt.IsZero()
 }
 
 // carried notes that a stripe was the first to write a chunk that two wrote.
@@ -208,8 +326,19 @@ func (q *scheduler) carried(c chunk, stripe uint32) {
 }
 
 // backlog returns the bytes that wait to leave.
-func (q *scheduler) backlog() int64 {
+func (q *scheduler) backlog() (total int64) {
+	for _, n := range q.backlogs() {
+		total += n
+	}
+	return total
+}
+
+// backlogs is backlog by class.
+func (q *scheduler) backlogs() (out [classes]int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.queued + q.writing
+	for c := range out {
+		out[c] = q.queued[c] + q.writing[c]
+	}
+	return out
 }

@@ -27,17 +27,18 @@ func (c *chunkBuffer) grow(bytes, sums int) {
 	c.sums = c.sums[:sums]
 }
 
-// sendChunks is one of the senders of a stripe: it takes the next chunk of the
-// link and writes it on a stream of its own, until the stripe or link ends. The
+// sendChunks is one of the senders of a stripe: it takes the next chunk of its
+// class and writes it on a stream of its own, until the stripe or link ends. The
 // write blocks while the connection cannot send, so chunks go to whichever
 // stripe can.
-func (l *Link) sendChunks(s *stripe) {
+func (l *Link) sendChunks(s *stripe, class Class) {
+	w := newWriter(l, s, class)
 	for {
-		c, ok := l.sched.take(s.number)
+		c, ok := l.sched.take(s.number, class)
 		if !ok {
 			return
 		}
-		lost, err := l.sendChunk(s, c)
+		lost, err := l.sendChunk(w, c)
 		l.sched.sent(c, s.number, lost)
 		if err != nil {
 			c.flow.finish(err)
@@ -48,8 +49,8 @@ func (l *Link) sendChunks(s *stripe) {
 
 // sendChunk sends one chunk. lost: the connection broke under it. An error is a
 // fault of the source and fails the transfer.
-func (l *Link) sendChunk(s *stripe, c chunk) (lost bool, err error) {
-	f := c.flow
+func (l *Link) sendChunk(w *writer, c chunk) (lost bool, err error) {
+	f, s := c.flow, w.stripe
 	buf := l.agent.outBuffers.Get().(*chunkBuffer)
 	defer l.agent.outBuffers.Put(buf)
 	head, raw := wire.ChunkBytes(c.pages), int(c.bytes())
@@ -77,9 +78,9 @@ func (l *Link) sendChunk(s *stripe, c chunk) (lost bool, err error) {
 	l.openStream(1)
 	defer l.openStream(-1)
 	// Streams of one urgency go out in the order they were opened, so that a
-	// chunk is whole before the next one begins. Classes of transfers become
-	// urgencies here.
-	stream.SetPriority(3, false)
+	// chunk is whole before the next one begins; the rest of a chunk waits while
+	// one of a higher class is written to the same connection.
+	stream.SetPriority(f.class.urgency(), false)
 	if !f.track(stream) {
 		stream.CancelWrite(quic.StreamErrorCode(CodeCancelled))
 		return false, nil
@@ -90,8 +91,8 @@ func (l *Link) sendChunk(s *stripe, c chunk) (lost bool, err error) {
 		stream.CancelWrite(quic.StreamErrorCode(CodeHedged))
 		return false, nil
 	}
-	defer func() { l.hedges.end(r, l.sched.hasQueued()) }()
-	if _, err := stream.Write(buf.b); err != nil {
+	defer func() { l.hedges.end(r, l.sched.hasReady()) }()
+	if err := w.write(stream, c, buf.b, r); err != nil {
 		// A reset by either end is an answer: the receiver asks for what it
 		// misses. Everything else is the connection's end.
 		_, reset := errors.AsType[*quic.StreamError](err)
@@ -108,7 +109,18 @@ func (l *Link) sendChunk(s *stripe, c chunk) (lost bool, err error) {
 		l.sched.carried(c, s.number)
 	}
 	if hook := l.agent.cfg.OnServed; hook != nil && !f.key.own {
-		hook(l.Peer(), f.token, int64(raw), false)
+		hook(l.Peer(), f.served(int64(raw)))
 	}
 	return false, nil
+}
+
+// served is the report of bytes that went out.
+func (f *outflow) served(bytes int64) Served {
+	r := Served{Token: f.token, Class: f.class, Tenant: f.share.Tenant, Bytes: bytes}
+	f.link.sched.mu.Lock()
+	defer f.link.sched.mu.Unlock()
+	if r.First = !f.sched.reported; r.First {
+		f.sched.reported, r.Waited = true, f.sched.waited
+	}
+	return r
 }

@@ -29,6 +29,8 @@ type LinkStats struct {
 	// QueuedBytes is the egress backlog: page bytes of transfers that wait here
 	// to be written.
 	QueuedBytes int64
+	// QueuedByClass is QueuedBytes by Class.
+	QueuedByClass [classes]int64
 	// Repair counts what repair did below QUIC, all stripes since the link began.
 	// Its Group, Symbols and Depth are those of one stripe that sends parity now.
 	Repair    repair.Stats
@@ -44,10 +46,13 @@ func (l *Link) Stats() LinkStats {
 	defer l.mu.Unlock()
 	total := l.mu.past
 	s := LinkStats{
-		Stripes: len(l.mu.stripes), QueuedBytes: l.sched.backlog(), Since: l.started, Streams: int(l.streams.Load()),
+		Stripes: len(l.mu.stripes), QueuedByClass: l.sched.backlogs(), Since: l.started, Streams: int(l.streams.Load()),
 		Transfers: len(l.mu.intakes) + len(l.mu.outflows), Calls: len(l.mu.calls),
 	}
 	s.Repair = l.mu.pastRepair
+	for _, n := range s.QueuedByClass {
+		s.QueuedBytes += n
+	}
 	for _, st := range l.mu.stripes {
 		r := st.repairStats()
 		s.Repair.Add(r)

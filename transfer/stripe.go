@@ -57,8 +57,11 @@ func (s *stripe) closeSocket() error {
 // and all of them with it.
 func (l *Link) runStripe(s *stripe) {
 	var wg sync.WaitGroup
-	for range l.agent.cfg.StreamsPerStripe {
-		wg.Go(func() { l.sendChunks(s) })
+	s.stream.SetPriority(0, false) // control goes before chunks of every class
+	for class := range Class(classes) {
+		for range l.agent.cfg.StreamsPerStripe {
+			wg.Go(func() { l.sendChunks(s, class) })
+		}
 	}
 	wg.Go(func() { l.acceptChunks(s) })
 	wg.Go(func() { l.readControl(s) })

@@ -79,6 +79,13 @@ type TransferOptions struct {
 	// Timeout fails the transfer with context.DeadlineExceeded when it is not
 	// over so long after Post. 0 or negative: off.
 	Timeout time.Duration
+	// Class says how urgent the transfer is to the side that sends the pages.
+	// Default Interactive.
+	Class Class
+	// Deadline is the time after Post in which the pages are wanted: of a tenant's
+	// transfers the sending side serves those with the earliest deadline first, then
+	// those without one. It ends nothing, see Timeout. 0 or negative: none.
+	Deadline time.Duration
 }
 
 // Progress is a snapshot of a transfer.
@@ -90,6 +97,7 @@ type Progress struct {
 	BytesDone   int64 // verified
 	PagesAgain  int   // requests for a page after the first; reads only
 	PagesDouble int   // arrived more than once, dropped; reads only
+	Queue       Queue // where the source has it wait, as it said last; reads only
 	WireBytes   int64 // of chunks that arrived: headers, pages, those asked for again and those dropped; reads only
 }
 
@@ -141,7 +149,7 @@ func (l *Link) Prepare(op Op, local, remote []Desc, opts TransferOptions) (*Tran
 	l.mu.Unlock()
 	t := &Transfer{link: l, op: op, key: key, opts: opts}
 	begin := &beginning{
-		op: wire.Op(op), token: append([]byte(nil), opts.Token...),
+		op: wire.Op(op), class: opts.Class, token: append([]byte(nil), opts.Token...),
 		notify: append([]byte(nil), opts.Notify...), descs: append([]Desc(nil), remote...),
 	}
 	if op == Read {
@@ -149,8 +157,8 @@ func (l *Link) Prepare(op Op, local, remote []Desc, opts TransferOptions) (*Tran
 		t.in.remote, t.in.onLanded = begin, opts.OnLanded
 		t.in.init(t.ended)
 	} else {
-		t.out = newOutflow(l, key, here, begin.token, nil)
-		t.out.remote = begin
+		t.out = newOutflow(l, key, here, begin)
+		t.out.notify, t.out.remote = nil, begin // the notification is the peer's
 		t.out.init(t.ended)
 	}
 	if t.opts.ProgressTimeout == 0 {
@@ -209,6 +217,12 @@ func (t *Transfer) Post(ctx context.Context) error {
 		})
 	}
 	begin := t.begin()
+	if d := t.opts.Deadline; d > 0 {
+		begin.deadline = t.mu.start.Add(d)
+		if t.out != nil {
+			t.out.sched.deadline = begin.deadline // it starts when the peer has answered
+		}
+	}
 	t.link.pushBegin(begin.op, t.key.id, begin)
 	return nil
 }
@@ -283,8 +297,11 @@ func (t *Transfer) ended(err error, byPeer bool) {
 // counted.
 func (l *Link) sampleGoodput(in *intake) {
 	in.Lock()
-	own, first, half, last := in.bytesDone, in.first, in.half, in.lastAt
+	own, first, half, last, held := in.bytesDone, in.first, in.half, in.lastAt, in.held
 	in.Unlock()
+	if held { // it says how long others took, not what the link can do
+		return
+	}
 	landed := l.landed.Load()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -332,7 +349,7 @@ func (t *Transfer) Progress() Progress {
 	if in := t.in; in != nil {
 		p.PagesTotal, p.BytesTotal = in.pages(), in.bytes()
 		p.PagesDone, p.BytesDone, p.PagesAgain, p.PagesDouble = in.done, in.bytesDone, in.retried, in.duplicates
-		p.WireBytes = in.received.Load()
+		p.WireBytes, p.Queue = in.received.Load(), in.queue
 		return p
 	}
 	f := t.out

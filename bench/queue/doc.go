@@ -35,11 +35,12 @@
 //
 // # What the sender does
 //
-// Package transfer gives transfers the link in turn, a chunk each. With chunks that are small beside the transfers that is
+// The testbed has package transfer serve as many transfers at a time as there are (transfer.Config.Concurrency), in turn, a
+// chunk each; what it does by default, one at a time and the least first, makes waits that the laws do not describe. With chunks that are small beside the transfers that is
 // processor sharing, and what is in flight (the window and the bottleneck's queue) is first come, first served in front
 // of it. The mean wait is the same in both when sizes are exponential; how a wait grows with the job's own size
-// (Point.SizeSlope) tells them apart. With chunks larger than most transfers, or several connections whose windows are each
-// below the bandwidth-delay product, a lone small transfer cannot fill the link, and no single-server law fits: Link.R2 and
+// (Point.SizeSlope) tells them apart. With connections whose windows are together below the bandwidth-delay product, as a
+// short queue leaves them, a lone small transfer cannot fill the link, and no single-server law fits: Link.R2 and
 // a warning say so.
 //
 // # Concurrency

@@ -69,7 +69,7 @@ func TestLinkFollowsTheLaw(t *testing.T) {
 // TestWindowsTooSmall: a link whose windows a lone small transfer cannot fill is no single server, and that is said.
 func TestWindowsTooSmall(t *testing.T) {
 	t.Parallel()
-	m, err := wan.Parse("rtt=10ms,rate=200Mbps")
+	m, err := wan.Parse("rtt=20ms,rate=400Mbps,queue=64KiB")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -94,13 +94,14 @@ func (b *testbed) openAgent(ca *certs.CA, region string, host byte, cfg testbedC
 	if err != nil {
 		return nil, err
 	}
+	const maxTransfers = 1024 // all at a time, in turn, which the laws describe
 	ip := netip.AddrFrom4([4]byte{10, 0, 0, host})
 	conn, err := b.network.Listen(netip.AddrPortFrom(ip, 4433))
 	if err != nil {
 		return nil, err
 	}
 	a, err := transfer.Open(transfer.Config{
-		Name: transfer.PeerID(name), Conn: conn, Stripes: cfg.stripes, ChunkBytes: cfg.chunk, ProgressTimeout: -1,
+		Name: transfer.PeerID(name), Conn: conn, Stripes: cfg.stripes, ChunkBytes: cfg.chunk, ProgressTimeout: -1, Concurrency: maxTransfers,
 		DialPacket: func(context.Context) (net.PacketConn, error) { return b.network.Listen(netip.AddrPortFrom(ip, 0)) },
 		TLS:        &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: ca.Pool(), ClientCAs: ca.Pool(), MinVersion: tls.VersionTLS13},
 	})

@@ -49,8 +49,8 @@ type migrationMetrics struct {
 
 // egressMetrics are what pullers take from this node.
 type egressMetrics struct {
-	served *prometheus.CounterVec // peer
-	wait   prometheus.Histogram
+	served *prometheus.CounterVec   // peer
+	wait   *prometheus.HistogramVec // class
 }
 
 // otherCode labels a failure whose reason, from another release, this one does not know.
@@ -104,8 +104,8 @@ func newMetrics(reg prometheus.Registerer, d *Daemon) *metrics {
 		migration: newMigrationMetrics(mk),
 		egress: egressMetrics{
 			served: mk.counters("kvferry_egress_served_bytes_total", "Page bytes written for pullers, repeats included.", "peer"),
-			wait: mk.histogram("kvferry_egress_wait_seconds",
-				"Time from an offer to the first byte served for it: the puller's planning and reserving, a round trip, and the wait in this node's egress queue."),
+			wait: mk.histograms("kvferry_egress_wait_seconds",
+				"Time that a puller's transfer was queued in this node, from its announcement until its first chunk was taken to be sent, by class.", "class"),
 		},
 		prefix: mk.counters("kvferry_prefix_blocks_total",
 			"Blocks that engines asked for, by call and by what was found: local (written here), migrated (landed from another node), landing, absent.",
@@ -115,6 +115,9 @@ func newMetrics(reg prometheus.Registerer, d *Daemon) *metrics {
 	}
 	for _, r := range []string{"dropped", "good"} {
 		m.accused.WithLabelValues(r)
+	}
+	for c := transfer.Interactive; c <= transfer.Replication; c++ {
+		m.egress.wait.WithLabelValues(c.String())
 	}
 	for _, p := range append([]PeerConfig{{Node: otherPeer}}, d.cfg.Peers...) {
 		m.egress.served.WithLabelValues(p.Node)
@@ -216,11 +219,11 @@ func (m *migrationMetrics) count(r *pb.MigrationReport, blockBytes int64) {
 }
 
 // served counts bytes that went out to a puller.
-func (d *Daemon) served(from transfer.Peer, token []byte, bytes int64, _ bool) {
-	waited, first := d.offers.served(token, bytes)
-	d.metrics.egress.served.WithLabelValues(d.links.label(from.ID)).Add(float64(bytes))
-	if first {
-		d.metrics.egress.wait.Observe(waited.Seconds())
+func (d *Daemon) served(from transfer.Peer, s transfer.Served) {
+	d.offers.served(s.Token, s.Bytes)
+	d.metrics.egress.served.WithLabelValues(d.links.label(from.ID)).Add(float64(s.Bytes))
+	if s.First {
+		d.metrics.egress.wait.WithLabelValues(s.Class.String()).Observe(s.Waited.Seconds())
 	}
 }
 

@@ -29,7 +29,6 @@ type offer struct {
 	heard     time.Time // of the puller: the offer, or its last renewal
 	renewed   time.Time
 	made      time.Time
-	begun     bool // something has been served
 }
 
 // offers are the leases that this node has given to pullers, and at the same time the egress queue: the source's uplink
@@ -151,20 +150,13 @@ func minTime(a, b time.Time) time.Time {
 	return b
 }
 
-// served takes bytes off the ticket. first says that they are its first, and waited how long they took to come.
-func (o *offers) served(token []byte, bytes int64) (waited time.Duration, first bool) {
+// served takes bytes off the ticket.
+func (o *offers) served(token []byte, bytes int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	of, err := o.lookupLocked(token, "")
-	if err != nil {
-		return 0, false
+	if of, err := o.lookupLocked(token, ""); err == nil {
+		of.bytesLeft = max(0, of.bytesLeft-bytes)
 	}
-	of.bytesLeft = max(0, of.bytesLeft-bytes)
-	if of.begun || bytes == 0 {
-		return 0, false
-	}
-	of.begun = true
-	return time.Since(of.made), true
 }
 
 // renew keeps an offer and lowers its ticket to what the puller says it still wants. It never raises it: what is on its

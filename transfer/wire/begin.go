@@ -41,7 +41,11 @@ type Begin struct {
 	First  uint32 // index of Descs[0] in the transfer
 	Token  []byte // in the first frame only
 	Notify []byte // in the first frame only
-	Descs  []Desc // 1 to MaxFrameDescs
+	// Class and Deadline order the transfer among others at the side that sends
+	// pages; in the first frame only. Deadline is in milliseconds from now, 0: none.
+	Class    Class
+	Deadline uint32
+	Descs    []Desc // 1 to MaxFrameDescs
 }
 
 // Validate reports the first field that is out of range.
@@ -56,6 +60,10 @@ func (m Begin) Validate() error {
 		return malformed(frame, "notify", len(m.Notify), "at most 65536 bytes")
 	case m.First > 0 && len(m.Token)+len(m.Notify) > 0:
 		return malformed(frame, "token and notify", "set", "empty in a continuation")
+	case m.First > 0 && (m.Class != 0 || m.Deadline != 0):
+		return malformed(frame, "class and deadline", "set", "0 in a continuation")
+	case m.Class > ClassReplication:
+		return malformed(frame, "class", m.Class, "0 to 2")
 	case len(m.Descs) == 0 || len(m.Descs) > MaxFrameDescs:
 		return malformed(frame, "descriptors", len(m.Descs), "1 to 32768")
 	case m.First > MaxDescs || int(m.First)+len(m.Descs) > MaxDescs:
@@ -83,6 +91,8 @@ func AppendBegin(b []byte, m Begin) ([]byte, error) {
 	b = binary.BigEndian.AppendUint32(b, uint32(len(m.Notify)))
 	b = binary.BigEndian.AppendUint32(b, m.First)
 	b = binary.BigEndian.AppendUint32(b, uint32(len(m.Descs)))
+	b = append(b, byte(m.Class), 0, 0, 0)
+	b = binary.BigEndian.AppendUint32(b, m.Deadline)
 	b = append(b, m.Token...)
 	b = append(b, m.Notify...)
 	for _, d := range m.Descs {
@@ -106,6 +116,11 @@ func DecodeBegin(b []byte) (Begin, error) {
 	token, notify := c.u16("token length"), c.u32("notify length")
 	m.First = c.u32("first")
 	n := c.u32("descriptor count")
+	m.Class = Class(c.u8("class"))
+	if r := c.take(3, "reserved"); r != nil && r[0]|r[1]|r[2] != 0 {
+		c.fail("reserved", r, "0")
+	}
+	m.Deadline = c.u32("deadline")
 	if token > MaxToken || notify > MaxNotify {
 		c.fail("token or notify length", []uint32{uint32(token), notify}, "at most 256 and 65536")
 	}

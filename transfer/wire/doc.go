@@ -45,7 +45,7 @@
 //
 //	0      1    type (Type): 1 metadata, 2 call, 3 result, 4 call error, 5 call cancel, 6 begin,
 //	            7 ready, 8 again, 9 failed, 10 cancel, 11 done, 12 ack, 13 progress, 14 ping,
-//	            15 path, 16 retire
+//	            15 path, 16 retire, 17 queued
 //	1      1    flags: bit 0 FlagOwn, the id was issued by the frame's sender
 //	2      2    reserved, 0
 //	4      4    payload bytes, at most MaxPayload
@@ -59,7 +59,10 @@
 //	4      4    notify bytes (first frame only), at most MaxNotify
 //	8      4    index of the first descriptor in this frame
 //	12     4    number of descriptors in this frame
-//	16     n    token
+//	16     1    class (first frame only): 0 interactive, 1 background, 2 replication
+//	17     3    reserved, 0
+//	20     4    deadline (first frame only), milliseconds from now, 0: none
+//	24     n    token
 //	..     n    notify
 //	..     24n  descriptors: memory 4, pages 4, offset 8, generation 8
 //
@@ -95,6 +98,12 @@
 //	24     8    packets declared lost
 //	32     8    least round-trip time, ns, at most an hour
 //	40     8    smoothed round-trip time, ns, at most an hour
+//
+// # Queued payload, 16 bytes: others go first
+//
+//	0      4    transfers that go before this one
+//	4      4    reserved, 0
+//	8      8    bytes of pages that go before it, at most 2^62
 //
 // # Metadata payload
 //

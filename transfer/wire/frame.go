@@ -33,7 +33,8 @@ const (
 	TypePing       Type = 14 // nothing: whoever sends it watches for any packet in return
 	TypePath       Type = 15 // payload Path; id 0; from an accepting side that sends pages
 	TypeRetire     Type = 16 // id is the number of a stripe that takes no more chunks; from the dialler
-	typeEnd        Type = 17
+	TypeQueued     Type = 17 // payload Queued; from the side that sends pages: others go first
+	typeEnd        Type = 18
 )
 
 // FlagOwn is set when the frame's id was issued by the frame's sender.

@@ -1,0 +1,81 @@
+package transfer
+
+import (
+	"errors"
+
+	"github.com/quic-go/quic-go"
+)
+
+// A chunk of a lower class that is half written when one of a higher class is
+// taken, on whichever stripe, is held: its remaining bytes wait. Within a
+// connection its stream has the lower urgency, too. Held writes keep their sender
+// and their buffer; senders of the higher class are others.
+
+// preemptLocked notes which class is the highest that is being written.
+func (q *scheduler) preemptLocked() {
+	top := Class(0)
+	for top < classes && q.writing[top] == 0 {
+		top++
+	}
+	if was := Class(q.top.Swap(int32(top))); top > was {
+		q.resume.Broadcast()
+	}
+}
+
+// held reports whether chunks of the class wait for a higher one.
+func (q *scheduler) held(c Class) bool { return Class(q.top.Load()) < c }
+
+// awaitTurn returns when the chunk is held no more; false: its transfer, or the
+// connection that it is written to, is over.
+func (q *scheduler) awaitTurn(c chunk, s *stripe) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for {
+		if c.flow.sched.dead || q.closed || s.conn.Context().Err() != nil { // drop wakes those who wait
+			return false
+		}
+		if !q.held(c.flow.class) {
+			return true
+		}
+		q.resume.Wait()
+	}
+}
+
+// writer writes chunks for one sender.
+type writer struct {
+	link   *Link
+	stripe *stripe
+	limit  func(int) int // nil: nothing is above the class
+}
+
+func newWriter(l *Link, s *stripe, class Class) *writer {
+	w := &writer{link: l, stripe: s}
+	if class > Interactive {
+		w.limit = func(n int) int {
+			if l.sched.held(class) {
+				return 0
+			}
+			return n
+		}
+	}
+	return w
+}
+
+// write writes the whole of b to the chunk's stream.
+func (w *writer) write(stream *quic.SendStream, c chunk, b []byte, r *run) error {
+	for w.limit != nil {
+		n, err := stream.WriteWithLimit(b, w.limit)
+		if b = b[n:]; !errors.Is(err, quic.ErrWriteLimitReached) {
+			return err
+		}
+		if !w.link.sched.awaitTurn(c, w.stripe) {
+			stream.CancelWrite(quic.StreamErrorCode(CodeCancelled))
+			return errHeldOver
+		}
+		w.link.hedges.resumed(r)
+	}
+	_, err := stream.Write(b)
+	return err
+}
+
+var errHeldOver = errors.New("over while a higher class went first")
