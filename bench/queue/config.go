@@ -37,12 +37,12 @@ type Config struct {
 	Duration time.Duration
 	// Precision ends the arrivals earlier, when the 95 % interval of the mean wait is at most so much of the mean to either side
 	// and its batches do not correlate: 0.01 to 1. A point that has not come so far within Duration is marked inconclusive.
-	// Default 0.2; quick: 1; negative: jobs arrive for all of Duration, and no width is too wide.
+	// Default 0.1; quick: 1; negative: jobs arrive for all of Duration, and no width is too wide.
 	Precision float64
 	// WAN is the link. Zero means DefaultWAN; it must have a rate.
 	WAN wan.Model
 	// JobBytes is the mean size of a fetch over the link, exponential, in bytes of pages of 4 KiB: 16 KiB to 64 MiB. Default
-	// 64 KiB.
+	// 128 KiB.
 	JobBytes int64
 	// ChunkBytes is the most that the sender writes of a transfer in its turn, 4 KiB to 4 MiB. Default an eighth of JobBytes
 	// in whole pages, at most 1 MiB.
@@ -56,8 +56,8 @@ type Config struct {
 }
 
 // DefaultWAN is the link of the measurements over QUIC: slow enough that a laptop's processor does not set the numbers, fast
-// enough that a minute holds the thousands of jobs without which a mean wait is luck.
-func DefaultWAN() wan.Model { return wan.Model{RTT: 10 * time.Millisecond, Rate: 120e6} }
+// enough that a minute holds the thousand jobs without which a mean wait is luck. Its jobs are long beside the lateness of timers.
+func DefaultWAN() wan.Model { return wan.Model{RTT: 10 * time.Millisecond, Rate: 60e6} }
 
 // InputError is a value that is not allowed.
 type InputError struct{ Field, Value, Allowed string }
@@ -106,9 +106,9 @@ func (c Config) withDefaults() Config {
 	c.Spread = orDefault(c.Spread, 4)
 	c.Replications = orDefault(c.Replications, pick(c.Quick, 10, 20))
 	c.Duration = orDefault(c.Duration, pick(c.Quick, 3*time.Second, 75*time.Second))
-	c.Precision = orDefault(c.Precision, pick(c.Quick, 1, .2))
+	c.Precision = orDefault(c.Precision, pick(c.Quick, 1, .1))
 	c.WAN = orDefault(c.WAN, DefaultWAN())
-	c.JobBytes = orDefault(c.JobBytes, 64<<10)
+	c.JobBytes = orDefault(c.JobBytes, 128<<10)
 	c.ChunkBytes = orDefault(c.ChunkBytes, int(min(max(c.JobBytes/8/pageBytes, 1)*pageBytes, 1<<20)))
 	c.Stripes = orDefault(c.Stripes, 1)
 	return c

@@ -27,10 +27,15 @@
 // its batches do not correlate, or Config.Duration is over, which leaves the point inconclusive. The wait is completion less
 // arrival less what the fetch would take alone.
 //
+// A mean of some hundred waits is mostly the luck of the draw, which says nothing of the link. So each wait over QUIC is taken
+// less what the law's simulation gives that job among the very same arrivals, plus that law's long-run mean: the mean of these
+// estimates the same mean wait, whether or not the link follows the law, with a narrower interval. LinkPoint.Raw has the waits as
+// they were.
+//
 // The law that counts over QUIC is [LinkLaw], fixed beforehand: the sender's own order, simulated at that utilization with many
 // jobs. The two intervals overlap or do not; LinkPoint.Detectable says which difference would have kept them apart four
 // times in five. To end as soon as the interval is narrow makes it a little too narrow on average; looks are few, and none
-// before a thousand jobs. The same arrivals and sizes also go through the simulator under each order, job by job, and the
+// before some hundred jobs. The same arrivals and sizes also go through the simulator under each order, job by job, and the
 // nearest is named: that describes and decides nothing.
 //
 // # What the sender does

@@ -89,19 +89,20 @@ func (b *testbed) calibrate(ctx context.Context, size geometric) (unloaded, erro
 	}
 	shares := []float64{1. / 8, 1. / 4, 1. / 2, 1, 2, 4}
 	x, y := make([]float64, len(shares)), make([]float64, len(shares))
-	for repeat := range calibrations {
+	took := make([][]float64, len(shares))
+	for range calibrations {
 		for i, share := range shares {
 			pages := max(1, int(math.Round(share*size.mean/pageBytes)))
 			d, err := b.fetch(ctx, pages)
 			if err != nil {
 				return unloaded{}, err
 			}
-			// The least of the repeats: alone on the link, whatever disturbs a transfer only makes it longer.
 			x[i] = float64(pages * pageBytes)
-			if repeat == 0 || d < y[i] {
-				y[i] = d
-			}
+			took[i] = append(took[i], d)
 		}
+	}
+	for i := range y { // the usual one: what disturbs each transfer a little disturbs those that are measured, too
+		y[i] = results.Median(took[i])
 	}
 	f, err := results.LinearFit(x, y, 0)
 	if err != nil {
@@ -116,7 +117,8 @@ func (b *testbed) calibrate(ctx context.Context, size geometric) (unloaded, erro
 // late says that the machine, not the link, may have set the waits.
 func (p Point) late() bool { return p.QUIC != nil && p.QUIC.LateP99Seconds > p.ServiceSeconds }
 
-// fetched is what the jobs of one utilization did.
+// fetched is what the jobs of one utilization did. There may be more jobs than waits: those that arrived before the measurement
+// ended and were not done, which others waited for.
 type fetched struct {
 	jobs    []job // arrivals as they were, service as an idle link would take, without propagation
 	wait    []float64
@@ -134,14 +136,23 @@ func (b *testbed) measure(ctx context.Context, cfg Config, rho float64, size geo
 	rng := newRand(cfg.Seed, fmt.Sprintf("link %v", rho))
 	jobs := poisson(n, rho/service, rng, func() float64 { return float64(size.draw(rng)*pageBytes) / idle.rate })
 	cfg.Progress.Stage(fmt.Sprintf("real QUIC at utilization %v, at most", rho), float64(n))
-	before := b.dropped()
-	got, err := b.load(ctx, jobs, idle, cfg)
+	law, err := simulatedWait(cfg, LinkLaw, rho, size, idle)
 	if err != nil {
 		return Point{}, estimate{}, err
 	}
-	n = len(got.jobs)
+	before := b.dropped()
+	got, err := b.load(ctx, jobs, idle, cfg, law.Value)
+	if err != nil {
+		return Point{}, estimate{}, err
+	}
+	n = len(got.wait)
 	skip := warmUp(n)
-	wait, err := estimateOf(got.wait)
+	raw, err := estimateOf(got.wait[skip:])
+	if err != nil {
+		return Point{}, estimate{}, fmt.Errorf("waits: %w", err)
+	}
+	series := adjusted(got.wait, got.control(cfg, idle), law.Value)
+	wait, err := estimateOf(series)
 	if err != nil {
 		return Point{}, estimate{}, fmt.Errorf("waits: %w", err)
 	}
@@ -155,16 +166,12 @@ func (b *testbed) measure(ctx context.Context, cfg Config, rho float64, size geo
 		Wait:         Wait{Measured: wait.Value, Laws: lawsAt(rho, service, scv), Backlog: meanOf(got.backlog[skip:])},
 		WaitInterval: Interval{Low: wait.Low, High: wait.High, Level: wait.Level, Lag1: wait.lag1},
 		Backlog:      errorsOf(got.backlog[skip:], got.wait[skip:]),
-		SizeSlope:    slopeOf(got.jobs[skip:], got.wait[skip:]),
-		samples:      batchMeans(got.wait[skip:], linkBatches),
+		SizeSlope:    slopeOf(got.jobs[skip:n], got.wait[skip:]),
+		samples:      batchMeans(series, linkBatches),
 		QUIC: &LinkPoint{
-			Law: LinkLaw, Replays: replays, LateSeconds: slices.Max(got.late), LateP99Seconds: results.Quantile(got.late, .99), Seconds: got.seconds,
-			LostPackets: b.dropped() - before, Offered: offered(got.jobs),
+			Law: LinkLaw, Raw: Measured{Mean: raw.Value, Low: raw.Low, High: raw.High}, Replays: replays, LateSeconds: slices.Max(got.late), LateP99Seconds: results.Quantile(got.late, .99), Seconds: got.seconds,
+			LostPackets: b.dropped() - before, Offered: offered(got.jobs[:n]),
 		},
-	}
-	law, err := simulatedWait(cfg, LinkLaw, rho, size, idle)
-	if err != nil {
-		return Point{}, estimate{}, err
 	}
 	p.QUIC.Simulated = Measured{Mean: law.Value, Low: law.Low, High: law.High}
 	p.QUIC.Overlaps = wait.Overlaps(law)
@@ -174,7 +181,7 @@ func (b *testbed) measure(ctx context.Context, cfg Config, rho float64, size geo
 
 // load starts each job when it arrives, until the mean wait of those that are done is known well enough, and waits for all that
 // were started.
-func (b *testbed) load(ctx context.Context, jobs []job, idle unloaded, cfg Config) (got fetched, err error) {
+func (b *testbed) load(ctx context.Context, jobs []job, idle unloaded, cfg Config, law float64) (got fetched, err error) {
 	n := len(jobs)
 	got = fetched{jobs: make([]job, n), wait: make([]float64, n), backlog: make([]float64, n), late: make([]float64, n)}
 	errs := make([]error, n)
@@ -187,8 +194,9 @@ func (b *testbed) load(ctx context.Context, jobs []job, idle unloaded, cfg Confi
 	for i, j := range jobs {
 		if i >= look {
 			look = int(float64(i) * lookAgain)
-			if enough(got.wait[:done.len()], cfg.Precision) {
-				n = i
+			so := fetched{jobs: got.jobs[:i], wait: got.wait[:done.len()]}
+			if enough(adjusted(so.wait, so.control(cfg, idle), law), cfg.Precision) {
+				n = len(so.wait) // what this look saw is what counts
 				break
 			}
 		}
@@ -215,7 +223,11 @@ func (b *testbed) load(ctx context.Context, jobs []job, idle unloaded, cfg Confi
 	if ctx.Err() != nil {
 		return got, context.Cause(ctx)
 	}
-	got.jobs, got.wait, got.backlog, got.late = got.jobs[:n], got.wait[:n], got.backlog[:n], got.late[:n]
+	arrived := n
+	for arrived < len(got.jobs) && got.jobs[arrived].service > 0 {
+		arrived++
+	}
+	got.jobs, got.wait, got.backlog, got.late = got.jobs[:arrived], got.wait[:n], got.backlog[:n], got.late[:n]
 	return got, errors.Join(errs...)
 }
 
@@ -241,6 +253,16 @@ func (p *prefix) len() int {
 	return p.n
 }
 
+// control is what each measured job waits under the law that counts, among the same arrivals.
+func (f fetched) control(cfg Config, idle unloaded) []float64 {
+	for _, d := range orders(cfg, idle) {
+		if d.Name == LinkLaw {
+			return d.serve(f.jobs).wait[:len(f.wait)]
+		}
+	}
+	return make([]float64, len(f.wait)) // not reached: LinkLaw is one of them
+}
+
 // orders are the disciplines that a measurement is held against.
 func orders(cfg Config, idle unloaded) []Discipline {
 	quantum := float64(cfg.ChunkBytes) / idle.rate
@@ -254,7 +276,7 @@ const streamsPerStripe = 2
 func replay(got fetched, skip int, cfg Config, idle unloaded) ([]Replay, error) {
 	var out []Replay
 	for _, d := range orders(cfg, idle) {
-		sim := d.serve(got.jobs).wait
+		sim := d.serve(got.jobs).wait[:len(got.wait)]
 		diff := make([]float64, len(sim)-skip)
 		for i := range diff {
 			diff[i] = got.wait[skip+i] - sim[skip+i]

@@ -25,17 +25,31 @@ func inVirtualTime(t *testing.T, cfg Config) (res *Result) {
 	return res
 }
 
-// TestLinkFollowsTheLaw: waits over QUIC overlap the simulator's at 0.3 and 0.6, known to the precision asked for within the
-// default time, and the order is that of sharing by chunks.
+// TestEndsWhenKnown: a measurement with the defaults ends before its time, as soon as its mean is known, and holds what that look
+// saw.
+func TestEndsWhenKnown(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("the same as the next, for longer")
+	}
+	res := inVirtualTime(t, Config{Jobs: 100_000, Seed: 4, LinkUtilizations: []float64{.3}})
+	p := res.Points[0]
+	if q := p.QUIC; !q.Conclusive || !q.Overlaps || q.HalfWidth > .1 || q.Seconds > 60 || p.Jobs < 200 || len(res.warnings) != 0 {
+		t.Errorf("%d jobs, %+v, warnings %q", p.Jobs, *q, res.warnings)
+	}
+}
+
+// TestLinkFollowsTheLaw: waits over QUIC overlap the simulator's at 0.3 and 0.6, whose means are known well, and the order is that
+// of sharing by chunks.
 func TestLinkFollowsTheLaw(t *testing.T) {
 	t.Parallel()
-	cfg := Config{Jobs: 100_000, Seed: 1, Precision: .25}
+	cfg := Config{Jobs: 100_000, Seed: 1, Precision: -1, Duration: 40 * time.Second}
 	if testing.Short() {
-		cfg.Jobs, cfg.Duration, cfg.Precision = 50_000, 6*time.Second, 1
+		cfg.Jobs, cfg.Duration = 50_000, 10*time.Second
 	}
 	res := inVirtualTime(t, cfg)
 	l := res.Link
-	if !l.Calibrated || l.R2 < .999 || l.RateBps < .85*120e6 || l.RateBps > 120e6 || l.UnloadedSeconds < .01 || l.UnloadedSeconds > .015 {
+	if !l.Calibrated || l.R2 < .999 || l.RateBps < .85*60e6 || l.RateBps > 60e6 || l.UnloadedSeconds < .0095 || l.UnloadedSeconds > .015 {
 		t.Errorf("lone transfers: %+v", *l)
 	}
 	for _, p := range res.Points {
@@ -47,18 +61,18 @@ func TestLinkFollowsTheLaw(t *testing.T) {
 		if best.Discipline == "fifo" || best.Correlation < .85 || math.Abs(best.Difference.Mean) > .15*p.ServiceSeconds {
 			t.Errorf("at %v: nearest %+v", p.Utilization, best)
 		}
-		if !testing.Short() && (!q.Conclusive || q.HalfWidth > .25 || q.Detectable > .4 || q.Detectable <= q.HalfWidth || q.Law != "sender" || p.Jobs < 900 || q.Seconds > 75) {
+		if !testing.Short() && (!q.Conclusive || q.HalfWidth > .1 || q.Detectable > .2 || q.Detectable <= q.HalfWidth || q.Law != "sender" || p.Jobs < 200 || q.Seconds > 45) {
 			t.Errorf("at %v: %d jobs, %+v", p.Utilization, p.Jobs, *q)
 		}
 		if q.LateSeconds != 0 {
 			t.Errorf("at %v: late by %v in virtual time", p.Utilization, q.LateSeconds)
 		}
-		if rho := p.Utilization; rho > .5 && *p.SizeSlope < .5*rho/(1-rho) { // at 0.3 too few jobs meet for a slope
+		if rho := p.Utilization; rho > .5 && *p.SizeSlope < .15*rho/(1-rho) { // first come, first served has none; at 0.3 too few jobs meet for a slope
 			t.Errorf("at %v: slope %v, want a good part of %v", rho, *p.SizeSlope, rho/(1-rho))
 		}
 		// The backlog at the source leaves out what is in flight, so it is a little low.
-		if b := p.Wait.Backlog; b < .5*p.Wait.Measured || b > 1.5*p.Wait.Measured {
-			t.Errorf("at %v: mean backlog %v, wait %v", p.Utilization, b, p.Wait.Measured)
+		if b, w := p.Wait.Backlog, q.Raw.Mean; b < .4*w || b > 1.5*w {
+			t.Errorf("at %v: mean backlog %v, wait %v", p.Utilization, b, w)
 		}
 	}
 	if len(res.Points) != 2 || len(res.warnings) != 0 {

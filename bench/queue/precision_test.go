@@ -75,7 +75,7 @@ func TestEnough(t *testing.T) {
 		{"narrow", normal(rng, 2000, 1, 1), .2, true},
 		{"wide", normal(rng, 2000, 1, 10), .2, false},
 		{"wide, loosely asked", normal(rng, 2000, 1, 10), 1, true},
-		{"too few", normal(rng, firstLook-1, 1, .01), .2, false},
+		{"too few", normal(rng, linkBatches-1, 1, .01), .2, false},
 		{"not asked", normal(rng, 2000, 1, .01), -1, false},
 		{"correlated", drift(2000), .2, false},
 		{"no mean", normal(rng, 2000, -1, .01), .2, false},
@@ -132,14 +132,47 @@ func TestJudge(t *testing.T) {
 // A run that may not go on for long enough says that it decides nothing, in its warnings and its conclusion.
 func TestTooShortIsInconclusive(t *testing.T) {
 	t.Parallel()
-	res := inVirtualTime(t, Config{Jobs: 10_000, Seed: 2, Duration: 2 * time.Second, LinkUtilizations: []float64{.6}})
+	res := inVirtualTime(t, Config{Jobs: 10_000, Seed: 2, Duration: 2 * time.Second, Precision: .01, LinkUtilizations: []float64{.6}})
 	q := res.Points[0].QUIC
-	if q.Conclusive || q.HalfWidth <= .2 || len(res.warnings) == 0 || !strings.Contains(res.warnings[0], "inconclusive") {
+	if q.Conclusive || q.HalfWidth <= .01 || len(res.warnings) == 0 || !strings.Contains(res.warnings[0], "inconclusive") {
 		t.Errorf("%+v, warnings %q", *q, res.warnings)
 	}
 	res.Link.Discipline = nearest(res.Points)
 	if say := res.conclude(); !strings.Contains(say, "1 of 1 utilizations are inconclusive") || strings.Contains(say, "overlaps that of the law") {
 		t.Errorf("concluded %q", say)
+	}
+}
+
+// Adjusting takes the luck of the draw out and nothing else: the mean is the same over many draws, whether the law that is used is
+// the right one or not, and it scatters less when it is near.
+func TestAdjusted(t *testing.T) {
+	t.Parallel()
+	const rho, rounds, n = .6, 400, 500
+	truth := ProcessorSharing()
+	law := rho / (1 - rho)
+	for _, tc := range []struct {
+		name    string
+		control Discipline
+		narrow  float64 // the scatter of the adjusted means over that of the raw ones, at most
+	}{{"the right law", Chunked(2, .1), .5}, {"another order", FIFO(), 1.2}} {
+		rng := newRand(7, tc.name)
+		var raw, adj []float64
+		var controls float64
+		for range rounds {
+			jobs := poisson(n, rho, rng, rng.ExpFloat64)
+			wait, control := truth.serve(jobs).wait, tc.control.serve(jobs).wait
+			controls += meanOf(control[warmUp(n):]) / rounds
+			raw = append(raw, meanOf(wait[warmUp(n):]))
+			adj = append(adj, meanOf(adjusted(wait, control, law)))
+		}
+		a, r := results.MeanInterval(adj, .999), results.MeanInterval(raw, .999)
+		// The queue starts empty, so that the control's mean over so few jobs is a little off its long-run one, by as much as this.
+		if off := law - controls; a.Low-math.Abs(off) > law || a.High+math.Abs(off) < law {
+			t.Errorf("%s: adjusted mean %+v, want %v", tc.name, a, law)
+		}
+		if w := (a.High - a.Low) / (r.High - r.Low); w > tc.narrow {
+			t.Errorf("%s: the adjusted means scatter %.2f times as much as the raw ones", tc.name, w)
+		}
 	}
 }
 

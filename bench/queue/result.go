@@ -142,6 +142,9 @@ type Link struct {
 type LinkPoint struct {
 	// Offered is the utilization that the arrivals drawn really make.
 	Offered float64 `json:"offered"`
+	// Raw is the mean wait as it was measured, with its interval; the point's own leaves the luck of the draw out, see the package
+	// documentation.
+	Raw Measured `json:"raw"`
 	// Law is the order that counts, fixed before measuring: LinkLaw.
 	Law string `json:"law"`
 	// Simulated is the simulator's mean wait of the law at the point's Utilization, by many jobs.

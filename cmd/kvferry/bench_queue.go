@@ -35,8 +35,8 @@ It simulates a server with Poisson arrivals, first come, first served and shared
 it finds the utilization at which fetch stops paying under each (the planner's utilization preset, which predicts 0.7255 by
 M/M/1); and it loads a model link with real QUIC at two utilizations, in real time, until each mean wait is known to --precision
 or --duration is over, which marks the point inconclusive. The law that counts there is fixed beforehand: the sender's own
-order, simulated; the output says which difference the comparison would have found. Two to three minutes; --quick takes a
-tenth of that, and decides little.
+order, simulated; the output says which difference the comparison would have found. One to three minutes; --quick takes a
+small part of that, and decides little.
 
 On a busy machine the processor and not the link sets the waits over QUIC, which the output then says.`,
 		Example: `  kvferry bench queue
@@ -62,9 +62,9 @@ func (q *queueFlags) register(cmd *cobra.Command) {
 	fl.BoolVar(&q.cfg.LinkOff, "no-link", false, "leave real QUIC out")
 	fl.Float64SliceVar(&q.linkUtilized, "link-utilization", nil, "those with real QUIC (default 0.3,0.6)")
 	fl.Var(newDuration(&q.cfg.Duration, 0, 500*time.Millisecond), "duration", "how long jobs arrive at most at each utilization of the link (default 75s)")
-	fl.Var(newNumber(&q.cfg.Precision, 0, .01, 1), "precision", "half width of the mean wait's interval over QUIC, as a share of it, at which to stop (default 0.2)")
+	fl.Var(newNumber(&q.cfg.Precision, 0, .01, 1), "precision", "half width of the mean wait's interval over QUIC, as a share of it, at which to stop (default 0.1)")
 	fl.StringVar(&q.link, "wan", queue.DefaultWAN().String(), "the model link: rtt, rate, and optionally loss, jitter, queue, burst, seed")
-	fl.Var(newBytes(&q.cfg.JobBytes, 64<<10, 16<<10, 64<<20), "job", "mean bytes of a fetch over the link")
+	fl.Var(newBytes(&q.cfg.JobBytes, 128<<10, 16<<10, 64<<20), "job", "mean bytes of a fetch over the link")
 	fl.Var(newBytes(&q.chunk, 0, 4<<10, 4<<20), "chunk", "most bytes of a fetch sent in its turn (default an eighth of --job)")
 	fl.Var(newCount(&q.stripes, 1, 1, 64), "stripes", "connections of the link")
 	fl.StringVar(&q.out, "out", "", "draw waits over utilization to this file, .svg or .png")

@@ -248,7 +248,7 @@ func (r *reportFlags) queueArgs() []string {
 	if r.quick {
 		return []string{"--quick"}
 	}
-	return []string{"--duration=45s", "--precision=0.25"}
+	return []string{"--duration=45s"}
 }
 
 // measureReport runs the benchmarks in turn and returns what was measured, with the error of the first that failed.
