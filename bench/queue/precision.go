@@ -18,7 +18,7 @@ const linkBatches = 20
 // When a measurement over the link is looked at to see whether it may end: after so many jobs, then half as many again each
 // time, since every look at an interval is another chance of finding it narrow by luck.
 const (
-	firstLook = 300
+	firstLook = 800
 	lookAgain = 1.5
 )
 

@@ -131,6 +131,9 @@ type Link struct {
 	RateBps         float64 `json:"rate_bps"`
 	UnloadedSeconds float64 `json:"unloaded_seconds"`
 	R2              float64 `json:"r2"`
+	// DisturbedSeconds is how much longer than the least of its repeats a lone transfer usually took: what this machine adds. It
+	// may be in each wait, so the intervals over QUIC reach lower by as much.
+	DisturbedSeconds float64 `json:"disturbed_seconds"`
 	// Calibrated says that the line fits and the rate is near the link's, so that the laws of one server may be held against it.
 	Calibrated bool `json:"calibrated"`
 	// Discipline is the nearest of the simulated orders over all points: "fifo", "ps" or "sender" (transfers in turn, a chunk
