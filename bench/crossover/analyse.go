@@ -47,6 +47,7 @@ func (r *run) result(interrupted bool) *Result {
 	res.Calibration = r.calibration()
 	res.Machine = MachineState{
 		CPUShare: r.strain.cpuShare(), LagP99: r.strain.lag().Seconds(), ReceiverDrops: r.strain.drops, PacketsLost: r.link.lost,
+		SyncP90: r.strain.sync().Seconds(),
 	}
 	res.LimitedBy, res.Why = r.limit(res)
 	res.caution()
@@ -238,6 +239,7 @@ const (
 	fullShare = 0.95 // of what a link can give to pages: then it set the number
 	busyShare = 0.85 // of the processors: then they may have
 	lateLag   = 5 * time.Millisecond
+	slowSync  = 20 * time.Millisecond // of a record
 )
 
 // limit says what set the goodput of the longest migrations.
@@ -274,6 +276,9 @@ const trusted = 10
 // caution adds what must be known before the numbers are believed.
 func (res *Result) caution() {
 	warn := func(format string, args ...any) { res.warnings = append(res.warnings, fmt.Sprintf(format, args...)) }
+	if s := res.Machine.SyncP90; s >= slowSync.Seconds() {
+		warn("the disk took up to %s to sync a record, and a migration waits for two: migrations differ by that much, whatever the link does; TMPDIR=/dev/shm leaves the disk out", results.Format(s, "s"))
+	}
 	if res.LimitedBy == LimitMachine {
 		warn("the machine, not the link, set the time of a fetch: %s", res.Why)
 	}

@@ -194,7 +194,11 @@ func TestCaution(t *testing.T) {
 	at := func(n int64, fetch, predictedFetch, recompute, predictedRecompute float64) Point {
 		return Point{PrefixTokens: n, Fetch: Spread{Median: fetch}, PredictedFetch: predictedFetch, Recompute: Spread{Median: recompute}, PredictedRecompute: predictedRecompute}
 	}
-	res := &Result{Rounds: 5, Points: []Point{at(32, 1, 0.89, 1, 1.09), at(48, 1, 0.91, 1, 1.11), at(64, 1, 1, 1, 1), at(80, 0, 1, 0, 1)}}
+	slow := &Result{Rounds: 5, Machine: MachineState{SyncP90: 0.15}}
+	if slow.caution(); len(slow.warnings) != 1 || !strings.Contains(slow.warnings[0], "the disk took up to 150 ms to sync a record") {
+		t.Errorf("warnings of a slow disk %q", slow.warnings)
+	}
+	res := &Result{Rounds: 5, Machine: MachineState{SyncP90: 2e-3}, Points: []Point{at(32, 1, 0.89, 1, 1.09), at(48, 1, 0.91, 1, 1.11), at(64, 1, 1, 1, 1), at(80, 0, 1, 0, 1)}}
 	res.caution()
 	if len(res.warnings) != 2 || !strings.Contains(res.warnings[0], "-11.0 %: fetch of 32 tokens took 1 s, predicted 890 ms") || !strings.Contains(res.warnings[1], "+11.0 %: recompute of 48 tokens") {
 		t.Errorf("warnings %q", res.warnings)

@@ -170,4 +170,6 @@ type MachineState struct {
 	LagP99        float64 `json:"lag_p99_seconds"` // how late 99 of 100 timers ran at most
 	ReceiverDrops int64   `json:"receiver_drops"`  // packets that a socket had no room for
 	PacketsLost   int64   `json:"packets_lost"`    // that the source took for lost
+	// SyncP90 is what 90 of 100 small writes, between migrations, took at most to be on the disk of the daemons' records.
+	SyncP90 float64 `json:"sync_p90_seconds"`
 }

@@ -208,6 +208,7 @@ func (r *run) move(ctx context.Context, n int64) (moved, error) {
 	watch := r.strain.begin(&r.bed)
 	rep, took, err := r.bed.destination.fetch(ctx, session, session, len(keys))
 	r.strain.end(watch, err == nil)
+	r.strain.probeSync(r.bed.state.path)
 	if err != nil {
 		return moved{}, fmt.Errorf("fetch %d tokens: %w", n, err)
 	}

@@ -1,6 +1,8 @@
 package crossover
 
 import (
+	"errors"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -17,6 +19,20 @@ type strain struct {
 	busy, wall float64 // processor seconds of this process, and seconds
 	late       []time.Duration
 	drops      int64
+	syncs      []time.Duration // what it took to write a record to the disk that the daemons' records are on
+}
+
+// probeSync writes and syncs a few bytes as the daemons do twice a migration. Between migrations, since it takes the disk's time.
+func (s *strain) probeSync(dir string) {
+	f, err := os.CreateTemp(dir, "sync-")
+	if err != nil {
+		return // what can't be probed is not known
+	}
+	defer func() { _ = errors.Join(f.Close(), os.Remove(f.Name())) }() // of a file that holds nothing
+	began := time.Now()
+	if _, err := f.WriteString("probe"); err == nil && f.Sync() == nil {
+		s.syncs = append(s.syncs, time.Since(began))
+	}
 }
 
 // watch is one span of it. It owns one goroutine, which ends with the span.
@@ -76,13 +92,17 @@ func (s *strain) cpuShare() float64 {
 }
 
 // lag is the lateness that 99 of 100 looks stayed below.
-func (s *strain) lag() time.Duration {
-	if len(s.late) == 0 {
+func (s *strain) lag() time.Duration { return percentile(s.late, 99) }
+
+// sync is the time within which 90 of 100 records were on the disk.
+func (s *strain) sync() time.Duration { return percentile(s.syncs, 90) }
+
+func percentile(all []time.Duration, of int) time.Duration {
+	if len(all) == 0 {
 		return 0
 	}
-	late := slices.Clone(s.late)
-	slices.Sort(late)
-	return late[(len(late)-1)*99/100]
+	all = slices.Sorted(slices.Values(all))
+	return all[(len(all)-1)*of/100]
 }
 
 // processCPU is the processor time that this process has used, seconds.
