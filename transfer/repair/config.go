@@ -24,7 +24,8 @@ type Config struct {
 	// MaxSpan is the most packets between the first and the last of a group that
 	// the receiving side remembers, 128 to 4096. It keeps twice as many, rounded
 	// up to a power of two, of up to 1,452 bytes each: 1,024 are 3 MiB a session
-	// at most, of which a path without bursts uses 0.8. Default 1024.
+	// at most, of which a path without bursts uses 0.8; none while no parity comes.
+	// Default 1024.
 	MaxSpan int
 }
 

@@ -72,12 +72,13 @@ func (r *receiver) keep(packet []byte, rebuilt func([]byte)) {
 	}
 }
 
-// stop ends the keeping of packets until parity arrives again.
+// stop ends the keeping of packets, and frees their memory, until parity arrives again.
 func (r *receiver) stop() {
 	for len(r.pending) > 0 {
 		r.finish(r.pending[0], false)
 	}
 	r.active = false
+	r.ring, r.free = ring{}, nil
 }
 
 // late says that nothing more is to be expected for a group, when one that begins
