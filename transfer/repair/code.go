@@ -35,13 +35,18 @@ func init() {
 // A folder adds packets to parity; it holds the views that the encoder wants.
 type folder struct{ views [MaxParity][]byte }
 
-// fold adds the packet of number index in its group, its length before it, to
-// parity, symbols that are equally long: the whole to one data symbol, or what is
-// beyond half bytes to a second. False: it is too long.
-func (f *folder) fold(e reedsolomon.Encoder, slot []byte, index, half int, single bool, parity [][]byte) bool {
-	if bytes := len(parity[0]); single && len(slot) > bytes || len(slot) > 2*half || !single && bytes != half {
+// fold adds the packet of n bytes and number index in its group, as a ring's slot
+// has it, to parity, symbols that are equally long: the whole to one data symbol, or
+// what is beyond half bytes to a second. False: it is too long.
+func (f *folder) fold(e reedsolomon.Encoder, slot []byte, n, index, half int, single bool, parity [][]byte) bool {
+	room := 2 * half
+	if single {
+		room = min(half, len(parity[0]))
+	}
+	if lengthBytes+n > room {
 		return false
 	}
+	slot = slot[:min(len(slot), room)]
 	f.part(e, slot[:min(half, len(slot))], index, parity)
 	if len(slot) > half {
 		f.part(e, slot[half:], MaxGroup+index, parity)

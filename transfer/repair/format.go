@@ -32,8 +32,10 @@ const (
 	reportBytes     = commonHead + 4 + 8*(6+lossBins)
 	minRepairPacket = commonHead
 
-	dataSymbols      = 2 * MaxGroup
-	maxSymbol        = (lengthBytes + MaxPacket + 1) / 2
+	dataSymbols = 2 * MaxGroup
+	// Symbols are multiples of what a vector holds: the rest of one is folded a byte at a time.
+	symbolUnit       = 32
+	maxSymbol        = ((lengthBytes+MaxPacket+1)/2 + symbolUnit - 1) / symbolUnit * symbolUnit
 	lengthBytes      = 2
 	fingerprintBytes = 3
 	// minPacket keeps the fingerprint inside of what QUIC encrypts.
@@ -70,6 +72,9 @@ type report struct {
 func malformed(what string, got any, allowed string) error {
 	return fmt.Errorf("%s is %v; allowed is %s: %w", what, got, allowed, ErrMalformed)
 }
+
+// padded is how many bytes a packet of n bytes, with its length, takes in whole units.
+func padded(n int) int { return (lengthBytes + n + symbolUnit - 1) / symbolUnit * symbolUnit }
 
 // isRepair says that a packet is not QUIC's: the fixed bit and the header form bit are clear.
 func isRepair(b []byte) bool { return len(b) > 0 && b[0]&0xc0 == 0 }
@@ -129,7 +134,7 @@ func decodeParity(b []byte) (p parity, fingerprints, symbol []byte, err error) {
 	case b[19] > flagSingle:
 		err = malformed("flags", b[19], "0 or 1")
 	case p.half < lengthBytes+1 || p.half > maxSymbol:
-		err = malformed("half", p.half, "3 to 727")
+		err = malformed("half", p.half, "3 to 736")
 	}
 	if err != nil {
 		return parity{}, nil, nil, err

@@ -72,7 +72,7 @@ func (r *testReceiver) collect(p []byte) { r.got = append(r.got, bytes.Clone(p))
 // the arithmetic says can be repaired comes back byte for byte, and nothing else
 // comes.
 func TestEveryLoss(t *testing.T) {
-	for _, sizes := range [][]int{{1280, 1280, 1280, 1280}, {1280, 20, 641, 639}, {638, 40, 20}, {639, 30, 30}, {20}, {1279, 1278, 700, 20, 21}} {
+	for _, sizes := range [][]int{{1280, 1280, 1280, 1280}, {1280, 20, 641, 639}, {638, 40, 20}, {639, 30, 30}, {670, 669, 20}, {671, 670, 20}, {20}, {1279, 1278, 700, 20, 21}} {
 		for symbols := 1; symbols <= 6; symbols++ {
 			t.Run(fmt.Sprint(sizes, symbols), func(t *testing.T) {
 				r := rand.New(rand.NewPCG(1, uint64(symbols)))
@@ -80,7 +80,7 @@ func TestEveryLoss(t *testing.T) {
 				for _, n := range sizes {
 					longest = max(longest, n)
 				}
-				single := longest <= 639
+				single := longest <= 670
 				s := testSender(len(sizes), symbols, 1)
 				for i := range s.plan.by { // of single groups too, as many as asked for
 					s.plan.by[i] = uint8(symbols)

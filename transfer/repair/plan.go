@@ -84,7 +84,7 @@ func (p *plan) fixed(symbols int) {
 // limit is the most symbols that the cap on overhead allows a group, at least
 // what repairs one packet.
 func (p *plan) limit(n int) int {
-	const packet, symbol = firstPacket + ipBytes, parityHead + (firstPacket+3)/2 + ipBytes
+	packet, symbol := firstPacket+ipBytes, parityHead+padded(firstPacket/2)+ipBytes
 	return min(max(p.overhead*n*packet/(100*(symbol+fingerprintBytes*n)), 2), MaxParity)
 }
 

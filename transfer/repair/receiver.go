@@ -290,8 +290,9 @@ func (r *receiver) decode(g *pending, need int, rebuilt func([]byte)) int {
 		if at == 0 {
 			continue
 		}
-		sum ^= check(r.ring.packet(at))
-		if !d.folder.fold(e, r.ring.slot(at), i, g.half, g.single, d.views[:top]) {
+		slot, n := r.ring.slot(at)
+		sum ^= check(slot[lengthBytes : lengthBytes+n])
+		if !d.folder.fold(e, slot, n, i, g.half, g.single, d.views[:top]) {
 			return 0
 		}
 	}

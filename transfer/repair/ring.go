@@ -1,7 +1,7 @@
 package repair
 
 // slotBytes holds a packet with its length before it, as the code sees it.
-const slotBytes = lengthBytes + MaxPacket
+const slotBytes = 2 * maxSymbol
 
 // ring remembers the last packets of a session, found by their fingerprints. A
 // position counts the packets put in since it was made, from len(prev) on, so that
@@ -46,7 +46,7 @@ func (r *ring) put(packet []byte) (fp, position uint32) {
 	i := position & r.mask()
 	slot := r.data[int(i)*slotBytes : int(i+1)*slotBytes]
 	slot[0], slot[1] = byte(len(packet)>>8), byte(len(packet))
-	copy(slot[lengthBytes:], packet)
+	clear(slot[lengthBytes+copy(slot[lengthBytes:], packet) : padded(len(packet))])
 	fp = fingerprint(packet)
 	h := &r.head[fp&uint32(len(r.head)-1)]
 	r.fps[i], r.prev[i] = fp, *h
@@ -59,14 +59,18 @@ func (r *ring) holds(position uint32) bool {
 	return position != 0 && r.next-position <= uint32(len(r.prev))
 }
 
-// slot returns a packet with its length before it.
-func (r *ring) slot(position uint32) []byte {
+// slot returns a packet of n bytes with its length before it and zeros behind, to
+// whole units.
+func (r *ring) slot(position uint32) (b []byte, n int) {
 	i := int(position&r.mask()) * slotBytes
-	n := int(r.data[i])<<8 | int(r.data[i+1])
-	return r.data[i : i+lengthBytes+n]
+	n = int(r.data[i])<<8 | int(r.data[i+1])
+	return r.data[i : i+padded(n)], n
 }
 
-func (r *ring) packet(position uint32) []byte { return r.slot(position)[lengthBytes:] }
+func (r *ring) packet(position uint32) []byte {
+	b, n := r.slot(position)
+	return b[lengthBytes : lengthBytes+n]
+}
 
 // find returns the position of the packet with a fingerprint, 0: none. Of several
 // it is the one nearest to near, where its neighbour in the group is; near = 0:

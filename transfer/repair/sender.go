@@ -51,7 +51,7 @@ func newSender(token Token) sender {
 }
 
 // half is the size of a symbol: two hold the largest packet with its length.
-func (s *sender) half() int { return (lengthBytes + s.trusted + 1) / 2 }
+func (s *sender) half() int { return min(padded(s.trusted/2), maxSymbol) }
 
 // covers says whether a packet is to be covered, and learns what sizes pass.
 func (s *sender) covers(n int) (ok, grown bool) {
@@ -92,10 +92,10 @@ func (s *sender) add(packet []byte, now time.Time, closed []*group) []*group {
 			s.deadline = now.Add(s.plan.wait)
 		}
 	}
-	slot := s.scratch[:lengthBytes+len(packet)]
+	slot := s.scratch[:padded(len(packet))]
 	slot[0], slot[1] = byte(len(packet)>>8), byte(len(packet))
-	copy(slot[lengthBytes:], packet)
-	s.folder.fold(encoders[g.symbols-1](), slot, g.n, g.half, false, s.views(g))
+	clear(slot[lengthBytes+copy(slot[lengthBytes:], packet):])
+	s.folder.fold(encoders[g.symbols-1](), slot, len(packet), g.n, g.half, false, s.views(g))
 	fp := fingerprint(packet)
 	f := g.fingerprints[fingerprintBytes*g.n:]
 	f[0], f[1], f[2] = byte(fp>>16), byte(fp>>8), byte(fp)
