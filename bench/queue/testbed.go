@@ -14,6 +14,7 @@ import (
 	"github.com/kvferry/kvferry/bench/wan"
 	"github.com/kvferry/kvferry/internal/certs"
 	"github.com/kvferry/kvferry/transfer"
+	"github.com/kvferry/kvferry/transfer/repair"
 )
 
 // pageBytes is the page of the transfers that are measured: small, so that sizes vary finely.
@@ -104,6 +105,7 @@ func (b *testbed) openAgent(ca *certs.CA, region string, host byte, cfg testbedC
 		Name: transfer.PeerID(name), Conn: conn, Stripes: cfg.stripes, ChunkBytes: cfg.chunk, ProgressTimeout: -1, Concurrency: maxTransfers,
 		DialPacket: func(context.Context) (net.PacketConn, error) { return b.network.Listen(netip.AddrPortFrom(ip, 0)) },
 		TLS:        &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: ca.Pool(), ClientCAs: ca.Pool(), MinVersion: tls.VersionTLS13},
+		Repair:     repair.Config{Parity: -1}, // at first it takes of the link what the law knows nothing of
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open agent: %w", err), conn.Close())
