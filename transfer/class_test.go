@@ -95,6 +95,7 @@ func TestStrictClasses(t *testing.T) {
 		var mu sync.Mutex
 		var waited []string
 		p := newPull(t, overWAN(t, slow), low+low+high, func(_ int, c *transfer.Config) {
+			noRepair(0, c) // parity takes time of the link
 			c.ProgressTimeout = 4 * time.Second
 			c.Share = func(_ transfer.Peer, token []byte) transfer.Share {
 				return transfer.Share{Tenant: "of " + string(token)}
