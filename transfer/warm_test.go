@@ -178,6 +178,7 @@ func TestAddressChange(t *testing.T) {
 					if i != 2 {
 						return
 					}
+					c.Stripes = 4 // none is added for the sake of speed
 					c.DialPacket = func(context.Context) (net.PacketConn, error) {
 						conn, err := f.network.Listen(netip.MustParseAddrPort("10.0.0.2:0"))
 						if err != nil {
