@@ -27,6 +27,12 @@ const (
 	// until a timer runs out. At 1 Mbit/s x 100 ms, 10 packets on the path, 8
 	// connections reach 0.65 of the rate, one 0.95.
 	leastPackets = 32
+	// crowded is the loss that shows it. At 20 Mbit/s x 20 ms, 39 packets, 8, 4 and
+	// 2 connections lose 4, 1.4 and 0.4 % of theirs to the queue.
+	crowded = 0.01
+	// nearRTT is the round trip below which the processors, which several
+	// connections share out better, and not the path bound the rate.
+	nearRTT = time.Millisecond
 	// windowHeadroom is how much larger than rate times round-trip time the sum of
 	// the windows may become: it has to hold a queue, and loses 0.3 of itself when
 	// that overflows.
@@ -62,7 +68,7 @@ type pathSample struct {
 // full reports that a queue stands on the path: the windows hold more than the
 // path does, and more of them would only take from others.
 func (s pathSample) full() bool {
-	return s.rtt-s.rttMin > min(max(s.rttMin/16, time.Millisecond), 8*time.Millisecond)
+	return s.rtt-s.rttMin > min(max(s.rttMin/16, 250*time.Microsecond), 8*time.Millisecond)
 }
 
 // stripePolicy decides how many connections a link has. It has no clock: time
@@ -172,7 +178,7 @@ func (p *stripePolicy) judge(s pathSample) {
 	before := p.trial.before
 	p.steady, p.now = p.now, span{}
 	if p.trial.from == 0 {
-		if room := roomStripes(p.steady.rate(), s.rttMin, s.packet); s.full() && room < p.target {
+		if room := roomStripes(p.steady.rate(), s.rttMin, s.packet); s.full() && room < p.target && p.steady.loss() >= crowded && s.rttMin >= nearRTT {
 			p.target = room
 		}
 		return
@@ -181,7 +187,7 @@ func (p *stripePolicy) judge(s pathSample) {
 	// Losses that fall on packets alike whatever is sent are the path's own: the
 	// windows may still be on their way down from slow start. Those that grow with
 	// the connections are of a queue that overflows.
-	random := before.loss() >= lossSeen && p.steady.loss() <= 1.5*before.loss()
+	random := s.rttMin >= nearRTT && before.loss() >= lossSeen && p.steady.loss() <= 1.5*before.loss()
 	switch {
 	case helped:
 		p.hold = minHold
