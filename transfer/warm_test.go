@@ -87,7 +87,6 @@ func TestShrinks(t *testing.T) {
 // rebindable is a socket whose address can be changed under its user, as by a
 // translator that forgot the old one or a host that moved.
 type rebindable struct {
-	listen func() (net.PacketConn, error)
 	mu     sync.Mutex
 	conn   net.PacketConn
 	closed bool
