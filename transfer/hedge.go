@@ -146,16 +146,15 @@ func (l *Link) hedge() {
 	l.mu.Lock()
 	ended := l.mu.ended
 	stats := make(map[*stripe]quic.ConnectionStats, len(l.mu.stripes))
+	takes := make(map[*stripe]bool, len(l.mu.stripes))
 	for _, s := range l.mu.stripes {
-		if !s.draining {
-			stats[s] = s.conn.ConnectionStats()
-		}
+		stats[s], takes[s] = s.conn.ConnectionStats(), !s.draining
 	}
 	l.mu.Unlock()
 	if ended {
 		return
 	}
-	pairs, stalled := l.hedges.pick(stats, l.sched.held, time.Now())
+	pairs, stalled := l.hedges.pick(stats, takes, l.sched.held, time.Now())
 	for _, p := range pairs {
 		l.wg.Go(func() { l.sendTwin(p.by, p.of) })
 	}
@@ -184,7 +183,7 @@ type twin struct {
 
 // pick chooses the duplicates to make; stalled: a connection is overdue so far
 // that it may be dead. A chunk that held says waits for a higher class is not late.
-func (h *hedges) pick(stats map[*stripe]quic.ConnectionStats, held func(Class) bool, now time.Time) (out []twin, stalled bool) {
+func (h *hedges) pick(stats map[*stripe]quic.ConnectionStats, takes map[*stripe]bool, held func(Class) bool, now time.Time) (out []twin, stalled bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	busy := make(map[*stripe]int64)
@@ -199,7 +198,10 @@ func (h *hedges) pick(stats map[*stripe]quic.ConnectionStats, held func(Class) b
 		if _, started := h.pending[r]; started || r.rival != nil || r.over || r.chunk.twin != nil || held(r.chunk.flow.class) {
 			continue
 		}
-		c := r.stripe.conn.ConnectionStats()
+		c, live := stats[r.stripe]
+		if !live { // what it carried is being asked for again
+			continue
+		}
 		elapsed := now.Sub(r.begun)
 		left := max(min(r.expected-elapsed, time.Duration(float64(busy[r.stripe])/stripeRate(c)*float64(time.Second))), 0)
 		overdue := elapsed > 2*r.expected+max(4*c.SmoothedRTT, 200*time.Millisecond)
@@ -217,7 +219,7 @@ func (h *hedges) pick(stats map[*stripe]quic.ConnectionStats, held func(Class) b
 	})
 	var idle []*stripe
 	for s := range stats {
-		if busy[s] == 0 {
+		if busy[s] == 0 && takes[s] {
 			idle = append(idle, s)
 		}
 	}
