@@ -19,9 +19,9 @@ import (
 )
 
 // Lock order: Agent.mu and Transfer.mu before Link.mu, Link.mu before the locks of
-// scheduler and outbox, that of scheduler before those of limiters and limiter.
-// The locks of ending and memory are leaves. None is held
-// across I/O or a call into the consumer's code.
+// hedges, scheduler and outbox, hedges before scheduler, scheduler before limiters
+// and limiter. The locks of ending and memory are leaves. None is held across I/O
+// or a call into the consumer's code.
 
 // An Agent owns registered memories and the links to its peers. All methods are
 // safe for concurrent use.
