@@ -16,7 +16,7 @@ import (
 // process; cpu-s/GB is what both took.
 func BenchmarkRead(b *testing.B) {
 	const pages = 4096
-	for _, stripes := range []int{1, 8} {
+	for _, stripes := range []int{0, 1, 8} {
 		for _, socket := range []string{"gro", "plain"} {
 			b.Run(fmt.Sprintf("stripes=%d/socket=%s", stripes, socket), func(b *testing.B) {
 				var agents []*transfer.Agent
@@ -59,6 +59,7 @@ func BenchmarkRead(b *testing.B) {
 					_ = x.Release()
 				}
 				b.ReportMetric((cpu(b)-before).Seconds()/(float64(b.N)*pages*pageBytes/1e9), "cpu-s/GB")
+				b.ReportMetric(float64(l.Stats().Stripes), "connections")
 			})
 		}
 	}
