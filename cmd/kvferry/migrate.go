@@ -20,6 +20,7 @@ const cancelTimeout = 10 * time.Second
 // migrateFlags are the flags that make a MigrateRequest. Zero is not given.
 type migrateFlags struct {
 	session, tenant, engine, source, mode string
+	class                                 string
 	deadline                              time.Duration
 	repinSeq                              uint64
 	takeover, redirectAllowed             bool
@@ -28,11 +29,17 @@ type migrateFlags struct {
 }
 
 // sessionFlags are the names of addSession's and addChoice's flags besides --session.
-var sessionFlags = []string{"tenant", "engine", "source", "mode", "deadline", "expected-turns", "redirect-allowed"}
+var sessionFlags = []string{"tenant", "engine", "source", "mode", "class", "deadline", "expected-turns", "redirect-allowed"}
 
 // modeNames are the values of --mode.
 var modeNames = map[string]pb.Mode{
 	"auto": pb.Mode_MODE_UNSPECIFIED, "redirect": pb.Mode_MODE_REDIRECT, "fetch": pb.Mode_MODE_FETCH, "recompute": pb.Mode_MODE_RECOMPUTE,
+}
+
+// classNames are the values of --class.
+var classNames = map[string]pb.TransferClass{
+	"interactive": pb.TransferClass_TRANSFER_CLASS_INTERACTIVE, "background": pb.TransferClass_TRANSFER_CLASS_BACKGROUND,
+	"replication": pb.TransferClass_TRANSFER_CLASS_REPLICATION,
 }
 
 // addSession adds the flags that name a session.
@@ -48,17 +55,19 @@ func (f *migrateFlags) addSession(cmd *cobra.Command) {
 func (f *migrateFlags) addChoice(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.Var(newChoice(&f.mode, "auto", "auto", "fetch", "recompute", "redirect"), "mode", "auto, fetch, recompute or redirect")
+	fl.Var(newChoice(&f.class, "interactive", "interactive", "background", "replication"), "class", "interactive, background or replication: what the source sends first")
 	fl.Var(newDuration(&f.deadline, 0, time.Millisecond), "deadline", "time within which the session must be warm")
 	fl.Var(newNumber(&f.expectedTurns, 0, 1e-6, 1e9), "expected-turns", "turns that will follow, for the price of redirect")
 	fl.BoolVar(&f.redirectAllowed, "redirect-allowed", false, "the caller can serve the session from where it is")
 	complete(cmd, "mode", "auto", "fetch", "recompute", "redirect")
+	complete(cmd, "class", "interactive", "background", "replication")
 }
 
 // request is the flags as a request.
 func (f *migrateFlags) request(id string) *pb.MigrateRequest {
 	r := &pb.MigrateRequest{
 		RequestId: id, Session: &pb.SessionRef{Tenant: f.tenant, SessionId: f.session}, EngineId: f.engine, SourceHint: f.source,
-		Mode: modeNames[f.mode], RepinSeq: f.repinSeq, Takeover: f.takeover, ExpectedTurns: f.expectedTurns, RedirectAllowed: f.redirectAllowed,
+		Mode: modeNames[f.mode], Class: classNames[f.class], RepinSeq: f.repinSeq, Takeover: f.takeover, ExpectedTurns: f.expectedTurns, RedirectAllowed: f.redirectAllowed,
 	}
 	if f.deadline > 0 {
 		r.Deadline = durationpb.New(f.deadline)

@@ -34,6 +34,9 @@ type Config struct {
 	Arena ArenaConfig `yaml:"arena"`
 	// Link shapes the QUIC link to each peer.
 	Link LinkConfig `yaml:"link"`
+	// Tenants say how migrations out of this node count against each other, by tenant; "" is the default tenant. One that is
+	// not listed has weight 1 and no bound.
+	Tenants map[string]TenantConfig `yaml:"tenants"`
 	// Migration bounds migrations into this node.
 	Migration MigrationConfig `yaml:"migration"`
 	// GPU says how this host's GPUs are read.
@@ -120,6 +123,8 @@ type LinkConfig struct {
 	// Repair is "auto" for parity beside the packets where the path loses some, as much as it loses, or "off". Both ends must
 	// have it on. Default "auto".
 	Repair string `yaml:"repair"`
+	// MaxRate bounds what is sent to each peer, page bytes a second, up to 1e15. Default 0: no bound.
+	MaxRate int64 `yaml:"max_rate"`
 }
 
 // repairAuto is the other value of LinkConfig.Repair.
@@ -217,6 +222,7 @@ func (c Config) WithDefaults() Config {
 		engines[i] = e
 	}
 	c.Engines = engines
+	c.Tenants = tenantDefaults(c.Tenants)
 	return c
 }
 
@@ -291,6 +297,7 @@ func (c Config) Validate() error {
 		check(!seen[p.Node], at+"node", fmt.Sprintf("%q", p.Node), "different from node.id and from the other peers")
 		seen[p.Node] = true
 	}
+	errs = append(errs, c.validateTenants()...)
 	errs = append(errs, c.validateGPU()...)
 	return errors.Join(errs...)
 }

@@ -111,7 +111,7 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 	d := &Daemon{
 		cfg: cfg, self: kvstore.NodeID(cfg.Node.ID), incarnation: newID(), version: parts.Version, started: time.Now(),
 		log: parts.Log, registry: prometheus.NewRegistry(), closing: make(chan struct{}),
-		offers: newOffers(cfg.Migration.LeaseTTL), migrations: newMigrations(cfg.Migration), yields: newYields(),
+		offers: newOffers(cfg.Migration.LeaseTTL, cfg.weight), migrations: newMigrations(cfg.Migration), yields: newYields(),
 	}
 	defer func() {
 		if err != nil {
@@ -222,7 +222,7 @@ func (d *Daemon) openAgent(parts Parts) error {
 		Name: transfer.PeerID(d.cfg.Node.ID), Incarnation: d.incarnation, Conn: conn, DialPacket: parts.DialPacket, TLS: parts.TLS, Identify: identify,
 		Stripes: d.cfg.Link.Stripes, Recall: d.paths.recall, ConnectTimeout: d.cfg.Link.ConnectTimeout, ProgressTimeout: d.cfg.Link.ProgressTimeout,
 		Repair:  lost,
-		Handler: d.answerPeer, OnServed: d.served,
+		Handler: d.answerPeer, OnServed: d.served, Share: d.share, MaxRate: d.cfg.Link.MaxRate,
 		Logger: d.log, Registerer: d.registry,
 	})
 	if err != nil {

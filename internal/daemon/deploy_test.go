@@ -187,7 +187,7 @@ func allMetrics(t *testing.T) []string {
 	t.Helper()
 	cfg := Config{Node: NodeConfig{ID: "a", Region: "r"}, Engines: []EngineConfig{{ID: "e"}}}.WithDefaults()
 	d := &Daemon{
-		cfg: cfg, self: kvstore.NodeID("a"), registry: prometheus.NewRegistry(), offers: newOffers(1), migrations: newMigrations(cfg.Migration),
+		cfg: cfg, self: kvstore.NodeID("a"), registry: prometheus.NewRegistry(), offers: newOffers(1, Config{}.weight), migrations: newMigrations(cfg.Migration),
 		load: &load{gpus: &fakeGPUs{snap: nvml.Snapshot{}}}, links: newLinks(cfg, nil, nil),
 	}
 	newMetrics(d.registry, d)

@@ -112,15 +112,19 @@ func TestTickets(t *testing.T) {
 		}
 		o := f.nodes["a"].d.offers
 		draw := func(peer string, n int, want int64) *offer {
-			of, before, err := o.make(e, "b", "m-"+peer, kvstore.Session{Keys: keysOf(keys[:n])})
+			of, before, err := o.make(e, "b", "m-"+peer, urgency{}, kvstore.Session{Keys: keysOf(keys[:n])})
 			if err != nil || before != want {
 				t.Fatalf("ticket of %d blocks: %d bytes before it, want %d: %v", n, before, want, err)
 			}
 			return of
 		}
 		o1 := draw("1", 10, 0)
-		o2 := draw("2", 3, 10*8192)
-		o3 := draw("3", 1, 13*8192)
+		o2 := draw("2", 3, 0) // less goes first
+		o3 := draw("3", 1, 0)
+		o0 := draw("0", 10, (10+3+1)*8192)
+		if err := o.end(o0.id[:], "b"); err != nil {
+			t.Fatal(err)
+		}
 		o.served(o1.id[:], 4*8192)
 		if err := o.renew(o2.id[:], "b", 8192); err != nil {
 			t.Fatal(err)
@@ -129,7 +133,7 @@ func TestTickets(t *testing.T) {
 			t.Errorf("backlog %d", got)
 		}
 		o.served(o3.id[:], 1<<40) // more than is left is none left
-		draw("4", 2, (6+1)*8192)
+		draw("4", 2, 8192)
 		if err := o.renew(o2.id[:], "c", 0); err == nil {
 			t.Error("another peer renewed the offer")
 		}

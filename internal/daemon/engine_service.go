@@ -341,17 +341,19 @@ func (s *engineService) Events(req *pb.EventsRequest, stream pb.EngineService_Ev
 	if err := stream.SendHeader(nil); err != nil { // tells the engine that nothing from here on is missed
 		return err
 	}
-	behind := failf(ReasonStalled, "open the stream again and look blocks up", "the engine fell %d events behind", subscriberQueue)
+	behind := failf(ReasonStalled, "open the stream again and look blocks up", "the engine fell %d events behind", maxPending)
 	for {
 		select {
-		case ev := <-sub.events:
-			select {
-			case <-sub.lost:
-				return behind
-			default:
-			}
-			if err := stream.Send(ev); err != nil {
-				return err
+		case <-sub.ready:
+			for ev := e.next(sub); ev != nil; ev = e.next(sub) {
+				select {
+				case <-sub.lost:
+					return behind
+				default:
+				}
+				if err := stream.Send(ev); err != nil {
+					return err
+				}
 			}
 		case <-sub.lost:
 			return behind

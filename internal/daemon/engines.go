@@ -35,6 +35,7 @@ type engine struct {
 		world    int
 		speed    *pb.PrefillSpeed
 		subs     map[*subscriber]struct{}
+		logs     map[*landedLog]struct{} // of the migrations that run into it
 		procs    map[processKey]*engineProcess
 		closed   bool // no process is watched any more
 	}
@@ -44,42 +45,6 @@ func (e *engine) speed() *pb.PrefillSpeed {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.mu.speed
-}
-
-// subscriber is one Events stream. Its queue is bounded: an engine that does not read loses its stream and
-// must look its state up again.
-type subscriber struct {
-	events chan *pb.EventsResponse
-	lost   chan struct{} // closed when the queue overflowed
-}
-
-// subscriberQueue holds the landing of a long session block by block with room to spare.
-const subscriberQueue = 1024
-
-func (e *engine) subscribe() (*subscriber, func()) {
-	s := &subscriber{events: make(chan *pb.EventsResponse, subscriberQueue), lost: make(chan struct{})}
-	e.mu.Lock()
-	e.mu.subs[s] = struct{}{}
-	e.mu.Unlock()
-	return s, func() {
-		e.mu.Lock()
-		delete(e.mu.subs, s)
-		e.mu.Unlock()
-	}
-}
-
-// publish hands ev to every subscriber without waiting.
-func (e *engine) publish(ev *pb.EventsResponse) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for s := range e.mu.subs {
-		select {
-		case s.events <- ev:
-		default: // it gets nothing after the gap
-			delete(e.mu.subs, s)
-			close(s.lost)
-		}
-	}
 }
 
 // engines is the registry.
@@ -257,6 +222,7 @@ func (r *engines) open(reg registration) (*engine, error) {
 		landed: make([]atomic.Uint64, arena.Slots()), gone: make(chan struct{}),
 	}
 	e.mu.world, e.mu.subs, e.mu.procs = reg.world, map[*subscriber]struct{}{}, map[processKey]*engineProcess{}
+	e.mu.logs = map[*landedLog]struct{}{}
 	mem := &arenaMemory{arena: arena, stride: uint64(reg.layout.Stride()), page: uint64(reg.layout.PageBytes()), offers: r.offers}
 	e.memory, err = r.agent.Register(transfer.Memory{
 		PageBytes: int(reg.layout.PageBytes()), Length: int64(arena.Slots()) * reg.layout.Stride(), Source: mem, Sink: mem,

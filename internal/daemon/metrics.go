@@ -51,6 +51,7 @@ type migrationMetrics struct {
 type egressMetrics struct {
 	served *prometheus.CounterVec   // peer
 	wait   *prometheus.HistogramVec // class
+	shared *prometheus.CounterVec   // class, tenant
 }
 
 // otherCode labels a failure whose reason, from another release, this one does not know.
@@ -104,6 +105,8 @@ func newMetrics(reg prometheus.Registerer, d *Daemon) *metrics {
 		migration: newMigrationMetrics(mk),
 		egress: egressMetrics{
 			served: mk.counters("kvferry_egress_served_bytes_total", "Page bytes written for pullers, repeats included.", "peer"),
+			shared: mk.counters("kvferry_egress_class_bytes_total",
+				"Page bytes written for pullers, repeats included, by class and by tenant; tenants that the configuration does not list are other.", "class", "tenant"),
 			wait: mk.histograms("kvferry_egress_wait_seconds",
 				"Time that a puller's transfer was queued in this node, from its announcement until its first chunk was taken to be sent, by class.", "class"),
 		},
@@ -118,6 +121,10 @@ func newMetrics(reg prometheus.Registerer, d *Daemon) *metrics {
 	}
 	for c := transfer.Interactive; c <= transfer.Replication; c++ {
 		m.egress.wait.WithLabelValues(c.String())
+		m.egress.shared.WithLabelValues(c.String(), otherTenant)
+		for t := range d.cfg.Tenants {
+			m.egress.shared.WithLabelValues(c.String(), t)
+		}
 	}
 	for _, p := range append([]PeerConfig{{Node: otherPeer}}, d.cfg.Peers...) {
 		m.egress.served.WithLabelValues(p.Node)
@@ -222,6 +229,7 @@ func (m *migrationMetrics) count(r *pb.MigrationReport, blockBytes int64) {
 func (d *Daemon) served(from transfer.Peer, s transfer.Served) {
 	d.offers.served(s.Token, s.Bytes)
 	d.metrics.egress.served.WithLabelValues(d.links.label(from.ID)).Add(float64(s.Bytes))
+	d.metrics.egress.shared.WithLabelValues(s.Class.String(), d.cfg.tenantLabel(s.Tenant)).Add(float64(s.Bytes))
 	if s.First {
 		d.metrics.egress.wait.WithLabelValues(s.Class.String()).Observe(s.Waited.Seconds())
 	}

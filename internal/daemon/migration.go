@@ -25,6 +25,9 @@ type demand struct {
 	hint            transfer.PeerID
 	mode            planner.Mode // ModeNone: the planner chooses
 	deadline        time.Duration
+	wanted          time.Duration // the deadline that the caller named, 0: none
+	class           transfer.Class
+	landed          bool // the stream names blocks that landed
 	repinSeq        uint64
 	takeover        bool
 	keys            []kvstore.BlockKey
@@ -53,7 +56,11 @@ type migration struct {
 		sync.Mutex
 		state    state
 		plan     *pb.Plan
-		progress *pb.MigrationProgress
+		total    pageCount          // of all transfers so far
+		noted    time.Time          // of the last page
+		transfer *transfer.Transfer // the running one
+		watched  bool               // somebody has changed
+		log      *landedLog         // nil when it has ended; streams that began before have it
 		report   *pb.MigrationReport
 		landing  map[kvstore.BlockKey]struct{} // blocks that the running transfer brings
 		changed  chan struct{}                 // closed and replaced at each change
@@ -91,6 +98,7 @@ type drive struct {
 	wire     int64
 	retried  int64
 	left     atomic.Int64 // bytes still wanted of the offer
+	log      *landedLog
 	transfer time.Duration
 	renewer  *renewer
 }
@@ -213,8 +221,27 @@ func (m *migration) fire(ctx context.Context, ev event, err error) {
 }
 
 func (m *migration) notifyLocked() {
+	if !m.mu.watched {
+		return
+	}
+	m.mu.watched = false
 	close(m.mu.changed)
 	m.mu.changed = make(chan struct{})
+}
+
+// landedLog is what has landed, nil when the migration has ended.
+func (m *migration) landedLog() *landedLog {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.mu.log
+}
+
+// timeLeft is what is left until the deadline that the caller named, 0: none.
+func (m *migration) timeLeft() time.Duration {
+	if m.demand.wanted == 0 || m.dry {
+		return m.demand.wanted
+	}
+	return max(m.demand.wanted-time.Since(m.started()), time.Millisecond)
 }
 
 // lands reports whether the running transfer brings block k.
@@ -241,9 +268,10 @@ func (m *migration) state() state {
 func (m *migration) snapshot() (*pb.Migration, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.mu.watched = true
 	return &pb.Migration{
 		MigrationId: m.id, RequestId: m.demand.requestID, Session: m.demand.ref(), State: stateToProto(m.mu.state),
-		Plan: m.mu.plan, Progress: m.mu.progress, Report: m.mu.report, Age: durationpb.New(time.Since(m.mu.started)),
+		Plan: m.mu.plan, Progress: m.progressLocked(), Report: m.mu.report, Age: durationpb.New(time.Since(m.mu.started)),
 	}, m.mu.changed
 }
 
@@ -268,6 +296,8 @@ func (m *migration) finish(ctx context.Context) {
 	report := m.makeReport(st)
 	if m.drive.engine != nil {
 		m.drive.engine.arena.ReleaseOwner(m.owner)
+		m.drive.engine.endLanding(m.drive.log)
+		m.drive.log = nil
 	}
 	m.d.endOffer(ctx, m.drive.link, m.drive.offer.id)
 	report.Total = durationpb.New(time.Since(m.started()))
@@ -294,7 +324,7 @@ func (m *migration) finish(ctx context.Context) {
 func (m *migration) forget() {
 	dr := &m.drive
 	m.mu.Lock() // snapshots copy the demand
-	m.demand.keys, dr.session.Keys, dr.wanted, dr.offer.slots, dr.link = nil, nil, nil, nil, nil
+	m.demand.keys, dr.session.Keys, dr.wanted, dr.offer.slots, dr.link, m.mu.log = nil, nil, nil, nil, nil, nil
 	m.mu.Unlock()
 	dr.heldMu.Lock()
 	defer dr.heldMu.Unlock()

@@ -265,13 +265,15 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 	m.want(int64(len(dr.wanted)) * layout.BlockBytes())
 	t, err := dr.link.Prepare(transfer.Read, local, remote, transfer.TransferOptions{
 		Token: dr.offer.id, OnLanded: land.landed, ProgressTimeout: m.d.cfg.Link.ProgressTimeout,
+		Class: m.demand.class, Deadline: m.timeLeft(),
 	})
 	if err != nil {
 		m.abortWanted()
 		return 0, err
 	}
 	started := time.Now()
-	m.startProgress(int64(pages), layout.BlockBytes())
+	dr.engine.beginLanding(dr.log)
+	m.startProgress(t, int64(pages), layout.BlockBytes())
 	if err = t.Post(ctx); err == nil {
 		var res transfer.Result
 		res, err = t.Wait(ctx)
@@ -279,7 +281,7 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 	}
 	_ = t.Release() // quiet from here on
 	m.mu.Lock()
-	m.mu.landing = nil
+	m.mu.landing, m.mu.transfer = nil, nil
 	m.mu.Unlock()
 	dr.transfer += time.Since(started)
 	if err == nil {
@@ -342,16 +344,18 @@ func (l *landing) landed(pair, _, pages int) {
 		if err := dr.engine.arena.CommitLanded(m.owner, w.local); err == nil {
 			dr.moved.Add(1)
 			m.holdLanded(w.key)
-			dr.engine.publish(&pb.EventsResponse{Event: &pb.EventsResponse_Landed{Landed: &pb.Landed{
-				MigrationId: m.id, Tenant: string(m.demand.tenant), Keys: [][]byte{[]byte(w.key)},
-			}}})
+			dr.log.add(landedBlock{key: w.key, ref: w.local, index: w.index})
+			dr.engine.landedMore()
 		}
 	}
 	m.noteProgress()
 }
 
+// pageCount is a number of pages and their bytes.
+type pageCount struct{ pages, bytes int64 }
+
 // startProgress adds the wanted blocks to what is to come.
-func (m *migration) startProgress(blockPages, blockBytes int64) {
+func (m *migration) startProgress(t *transfer.Transfer, blockPages, blockBytes int64) {
 	dr, n := &m.drive, int64(len(m.drive.wanted))
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -359,20 +363,34 @@ func (m *migration) startProgress(blockPages, blockBytes int64) {
 	for _, w := range dr.wanted {
 		m.mu.landing[w.key] = struct{}{}
 	}
-	m.mu.progress = &pb.MigrationProgress{
-		PagesTotal: dr.pages.Load() + n*blockPages, BytesTotal: dr.bytes.Load() + n*blockBytes, PagesDone: dr.pages.Load(), BytesDone: dr.bytes.Load(),
-	}
+	m.mu.total = pageCount{dr.pages.Load() + n*blockPages, dr.bytes.Load() + n*blockBytes}
+	m.mu.transfer, m.mu.noted = t, time.Time{}
 	m.notifyLocked()
 }
 
-// noteProgress publishes the counters; the message is replaced, never changed, since streams hold it.
+// noteProgress tells those who watch that a page has landed.
 func (m *migration) noteProgress() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	old := m.mu.progress
-	m.mu.progress = &pb.MigrationProgress{
-		PagesTotal: old.GetPagesTotal(), BytesTotal: old.GetBytesTotal(), PagesDone: m.drive.pages.Load(), BytesDone: m.drive.bytes.Load(),
-		Elapsed: durationpb.New(time.Since(m.mu.started)),
-	}
+	m.mu.noted = time.Now()
 	m.notifyLocked()
+}
+
+// progressLocked makes the counters a message, nil before the first transfer.
+func (m *migration) progressLocked() *pb.MigrationProgress {
+	if m.mu.total == (pageCount{}) {
+		return nil
+	}
+	p := &pb.MigrationProgress{
+		PagesTotal: m.mu.total.pages, BytesTotal: m.mu.total.bytes, PagesDone: m.drive.pages.Load(), BytesDone: m.drive.bytes.Load(),
+	}
+	if !m.mu.noted.IsZero() {
+		p.Elapsed = durationpb.New(m.mu.noted.Sub(m.mu.started))
+	}
+	if m.mu.transfer != nil {
+		if q := m.mu.transfer.Progress().Queue; q.Waits {
+			p.Waits, p.TransfersAhead, p.BytesAhead = true, int64(q.Transfers), q.Bytes
+		}
+	}
+	return p
 }

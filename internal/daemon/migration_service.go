@@ -24,7 +24,7 @@ type migrationService struct {
 func (d *Daemon) demandFromProto(req *pb.MigrateRequest, planning bool) (demand, error) {
 	q := demand{
 		requestID: req.GetRequestId(), engineID: req.GetEngineId(), hint: transfer.PeerID(req.GetSourceHint()), repinSeq: req.GetRepinSeq(),
-		takeover: req.GetTakeover(), expectedTurns: req.GetExpectedTurns(), redirectAllowed: req.GetRedirectAllowed(),
+		takeover: req.GetTakeover(), expectedTurns: req.GetExpectedTurns(), landed: req.GetLanded(), redirectAllowed: req.GetRedirectAllowed(),
 	}
 	if n := len(q.requestID); n > 128 || n == 0 && !planning {
 		return q, invalid("request_id", n, "1 to 128 bytes, chosen by the caller and the same in a retry")
@@ -45,12 +45,16 @@ func (d *Daemon) demandFromProto(req *pb.MigrateRequest, planning bool) (demand,
 		return q, invalid("repin_seq", q.repinSeq, "higher than the recorded one when takeover is set")
 	}
 	var err error
+	if q.class, err = classFromProto(req.GetClass()); err != nil {
+		return q, err
+	}
 	if q.mode, err = modeFromProto(req.GetMode()); err != nil {
 		return q, err
 	}
 	if q.deadline, err = duration("deadline", req.GetDeadline()); err != nil {
 		return q, err
 	}
+	q.wanted = q.deadline
 	q.deadline = orDefault(q.deadline, d.cfg.Migration.Deadline)
 	if len(req.GetKeys()) > 0 {
 		return d.replicationDemand(q, req)
@@ -94,6 +98,9 @@ func fingerprint(req *pb.MigrateRequest) (string, error) {
 // progressEvery bounds how often a stream sends progress.
 const progressEvery = 100 * time.Millisecond
 
+// waitEvery is how often a stream sends progress at least, in which it says where a transfer waits.
+const waitEvery = time.Second
+
 // Migrate starts or re-attaches, then streams. The stream's end by the client leaves the migration running.
 func (s *migrationService) Migrate(req *pb.MigrateRequest, stream pb.MigrationService_MigrateServer) error {
 	q, err := s.d.demandFromProto(req, false)
@@ -106,12 +113,29 @@ func (s *migrationService) Migrate(req *pb.MigrateRequest, stream pb.MigrationSe
 	}
 	ctx := stream.Context()
 	var sentPlan bool
+	log, place := m.landedLog(), 0
+	look := time.NewTicker(waitEvery)
+	defer look.Stop()
 	var lastState pb.MigrationState
 	for {
 		snap, changed := m.snapshot()
 		out := &pb.MigrateResponse{MigrationId: m.id, State: snap.GetState(), Progress: snap.GetProgress(), Report: snap.GetReport()}
 		if !sentPlan && snap.GetPlan() != nil {
 			out.Plan, sentPlan = snap.GetPlan(), true
+		}
+		for q.landed && log != nil {
+			var l *pb.Landed
+			if l, place = log.since(place); l != nil {
+				out.Landed = append(out.GetLanded(), l)
+			}
+			if l == nil || len(l.GetKeys()) < maxLandedPart { // what lands from here on is in the next message
+				break
+			}
+			part := &pb.MigrateResponse{MigrationId: m.id, State: snap.GetState(), Progress: snap.GetProgress(), Landed: out.GetLanded()}
+			if err := stream.Send(part); err != nil {
+				return err
+			}
+			out.Landed = nil
 		}
 		if err := stream.Send(out); err != nil {
 			return err
@@ -127,6 +151,7 @@ func (s *migrationService) Migrate(req *pb.MigrateRequest, stream pb.MigrationSe
 		lastState = snap.GetState()
 		select {
 		case <-changed:
+		case <-look.C: // a transfer that waits lands nothing
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

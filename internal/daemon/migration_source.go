@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"github.com/kvferry/kvferry/kvstore"
 	"github.com/kvferry/kvferry/planner"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
@@ -190,7 +192,10 @@ func wrongHint(err error) bool {
 
 // askOffer asks for an offer, part by part where its keys do not fit one answer, and takes it over.
 func (m *migration) askOffer(ctx context.Context) error {
-	call := &pb.OfferCall{Session: m.demand.ref(), MigrationId: m.id, Keys: keysToProto(m.demand.keys), DryRun: m.dry}
+	call := &pb.OfferCall{Session: m.demand.ref(), MigrationId: m.id, Keys: keysToProto(m.demand.keys), DryRun: m.dry, Class: classToProto(m.demand.class)}
+	if d := m.timeLeft(); d > 0 {
+		call.Deadline = durationpb.New(d)
+	}
 	if e := m.drive.engine; e != nil {
 		call.Layout = layoutToProto(e.layout)
 	}

@@ -65,6 +65,8 @@ func (t *migrations) start(d *Daemon, q demand) (*migration, error) {
 	id := newID()
 	m := &migration{d: d, id: id, demand: q, owner: kvstore.Owner("migration/" + id), cancel: cancel, done: make(chan struct{})}
 	m.drive.held = map[kvstore.BlockKey]kvstore.LeaseID{}
+	m.drive.log = &landedLog{migration: id, tenant: string(q.tenant)}
+	m.mu.log = m.drive.log
 	m.mu.changed, m.mu.started = make(chan struct{}), time.Now()
 	t.mu.byID[id], t.mu.byRequest[q.requestID] = m, m
 	if q.session != "" {

@@ -24,6 +24,7 @@ type offer struct {
 	session   kvstore.Session // as it was offered
 	lease     kvstore.LeaseID
 	refs      []kvstore.SlotRef
+	urgency
 	bytesLeft int64 // what the puller still wants, the ticket's size
 	expires   time.Time
 	heard     time.Time // of the puller: the offer, or its last renewal
@@ -34,16 +35,17 @@ type offer struct {
 // offers are the leases that this node has given to pullers, and at the same time the egress queue: the source's uplink
 // is shared by all of them, so only the source knows what waits before a ticket.
 type offers struct {
-	ttl time.Duration
-	mu  struct {
+	ttl    time.Duration
+	weight func(kvstore.Tenant) float64
+	mu     struct {
 		sync.Mutex
 		byID map[offerID]*offer
 		seq  uint64
 	}
 }
 
-func newOffers(ttl time.Duration) *offers {
-	o := &offers{ttl: ttl}
+func newOffers(ttl time.Duration, weight func(kvstore.Tenant) float64) *offers {
+	o := &offers{ttl: ttl, weight: weight}
 	o.mu.byID = map[offerID]*offer{}
 	return o
 }
@@ -51,15 +53,15 @@ func newOffers(ttl time.Duration) *offers {
 // maxOffers bounds the table; each offer holds leases, so the arenas bound it too.
 const maxOffers = 1 << 14
 
-// make leases the longest present prefix of s's keys to peer and draws a ticket. It returns the offer and the bytes queued
-// before it. A peer's earlier offer for the same migration stays until ended or expired.
-func (o *offers) make(e *engine, peer transfer.PeerID, migration string, s kvstore.Session) (*offer, int64, error) {
+// make leases the longest present prefix of s's keys to peer and draws a ticket. It returns the offer and the bytes that go
+// before its last one. A peer's earlier offer for the same migration stays until ended or expired.
+func (o *offers) make(e *engine, peer transfer.PeerID, migration string, u urgency, s kvstore.Session) (*offer, int64, error) {
 	lease, refs, n, err := e.arena.AcquirePrefix(kvstore.Owner("peer/"+string(peer)), s.Tenant, s.Keys, o.ttl)
 	if err != nil {
 		return nil, 0, err
 	}
 	of := &offer{
-		peer: peer, migration: migration, arena: e.arena, session: s, lease: lease, refs: refs,
+		peer: peer, migration: migration, urgency: u, arena: e.arena, session: s, lease: lease, refs: refs,
 		bytesLeft: int64(n) * e.layout.BlockBytes(), expires: time.Now().Add(o.ttl), renewed: time.Now(), heard: time.Now(), made: time.Now(),
 	}
 	_, _ = rand.Read(of.id[:]) // never fails
@@ -73,26 +75,20 @@ func (o *offers) make(e *engine, peer transfer.PeerID, migration string, s kvsto
 	}
 	o.mu.seq++
 	of.seq = o.mu.seq
-	before := o.backlogLocked(of.seq)
+	before := o.aheadLocked(of)
 	o.mu.byID[of.id] = of
 	return of, before, nil
-}
-
-func (o *offers) backlogLocked(before uint64) int64 {
-	var sum int64
-	for _, of := range o.mu.byID {
-		if of.seq < before {
-			sum += of.bytesLeft
-		}
-	}
-	return sum
 }
 
 // backlog is what all offers still want, bytes.
 func (o *offers) backlog() int64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.backlogLocked(o.mu.seq + 1)
+	var sum int64
+	for _, of := range o.mu.byID {
+		sum += of.bytesLeft
+	}
+	return sum
 }
 
 // count is how many offers are out.

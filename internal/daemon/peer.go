@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -145,6 +146,10 @@ func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferA
 	if len(call.GetOfferId()) > 0 {
 		return d.continueOffer(from, call)
 	}
+	urgent, err := urgencyFromProto(call)
+	if err != nil {
+		return nil, err
+	}
 	tenant := kvstore.Tenant(call.GetSession().GetTenant())
 	session := kvstore.Session{Tenant: tenant}
 	var candidates []*engine
@@ -184,7 +189,7 @@ func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferA
 			return nil, layoutMismatch("the layouts of source and destination differ", "the destination", "the source", diff)
 		}
 	}
-	answer := &pb.OfferAnswer{LeaseTtl: durationpb.New(d.cfg.Migration.LeaseTTL), EgressBacklogBytes: d.offers.backlog()}
+	answer := &pb.OfferAnswer{LeaseTtl: durationpb.New(d.cfg.Migration.LeaseTTL)}
 	if len(call.GetKeys()) > 0 { // the caller has the keys
 		answer.Session = sessionToProto(kvstore.Session{Tenant: tenant, Pin: session.Pin})
 	} else {
@@ -200,12 +205,13 @@ func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferA
 	answer.MemoryId, answer.StrideBytes, answer.Layout = uint32(e.memory), e.layout.Stride(), layoutToProto(e.layout)
 	if call.GetDryRun() {
 		answer.BlocksAvailable = int64(presentPrefix(e.arena, tenant, session.Keys))
+		answer.EgressBacklogBytes = d.offers.price(from.ID, urgent, session, answer.GetBlocksAvailable()*e.layout.BlockBytes())
 		return answer, nil
 	}
 	if !e.writeThrough {
 		e.publish(&pb.EventsResponse{Event: &pb.EventsResponse_PublishNow{PublishNow: &pb.PublishNow{Session: call.GetSession(), MigrationId: call.GetMigrationId()}}})
 	}
-	of, before, err := d.offers.make(e, from.ID, call.GetMigrationId(), session)
+	of, before, err := d.offers.make(e, from.ID, call.GetMigrationId(), urgent, session)
 	if errors.Is(err, kvstore.ErrArenaFault) && len(call.GetKeys()) == 0 { // the blocks are gone; the session is not
 		return answer, nil
 	}
@@ -223,6 +229,18 @@ func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferA
 		return nil, tooLarge(n)
 	}
 	return answer, nil
+}
+
+// urgencyFromProto is what the caller says of the transfer that will follow.
+func urgencyFromProto(call *pb.OfferCall) (u urgency, err error) {
+	if u.class, err = classFromProto(call.GetClass()); err != nil {
+		return u, err
+	}
+	d, err := duration("deadline", call.GetDeadline())
+	if d > 0 {
+		u.deadline = time.Now().Add(d)
+	}
+	return u, err
 }
 
 // partKeys is how many keys of 64 bytes, with their slots, fit one answer with room to spare.

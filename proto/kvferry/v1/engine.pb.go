@@ -1631,7 +1631,8 @@ type EventsResponse_StopPublishing struct {
 }
 
 type EventsResponse_Landed struct {
-	// Blocks have landed and are readable.
+	// Blocks have landed and are readable. A new stream begins with those of the migrations that run; a slow reader gets
+	// more of them an event, none is left out.
 	Landed *Landed `protobuf:"bytes,3,opt,name=landed,proto3,oneof"`
 }
 
@@ -1764,70 +1765,6 @@ func (x *StopPublishing) GetSession() *SessionRef {
 	return nil
 }
 
-// Landed says that blocks are readable.
-type Landed struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The migration that brought them.
-	MigrationId string `protobuf:"bytes,1,opt,name=migration_id,json=migrationId,proto3" json:"migration_id,omitempty"`
-	// Tenant of the keys.
-	Tenant string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// Keys of the blocks, in order of landing.
-	Keys          [][]byte `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Landed) Reset() {
-	*x = Landed{}
-	mi := &file_kvferry_v1_engine_proto_msgTypes[23]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Landed) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Landed) ProtoMessage() {}
-
-func (x *Landed) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_engine_proto_msgTypes[23]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Landed.ProtoReflect.Descriptor instead.
-func (*Landed) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{23}
-}
-
-func (x *Landed) GetMigrationId() string {
-	if x != nil {
-		return x.MigrationId
-	}
-	return ""
-}
-
-func (x *Landed) GetTenant() string {
-	if x != nil {
-		return x.Tenant
-	}
-	return ""
-}
-
-func (x *Landed) GetKeys() [][]byte {
-	if x != nil {
-		return x.Keys
-	}
-	return nil
-}
-
 // LeaseLost says that a lease is gone. Not sent by this version.
 type LeaseLost struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1841,7 +1778,7 @@ type LeaseLost struct {
 
 func (x *LeaseLost) Reset() {
 	*x = LeaseLost{}
-	mi := &file_kvferry_v1_engine_proto_msgTypes[24]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1853,7 +1790,7 @@ func (x *LeaseLost) String() string {
 func (*LeaseLost) ProtoMessage() {}
 
 func (x *LeaseLost) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_engine_proto_msgTypes[24]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1866,7 +1803,7 @@ func (x *LeaseLost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseLost.ProtoReflect.Descriptor instead.
 func (*LeaseLost) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{24}
+	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LeaseLost) GetLeaseId() uint64 {
@@ -1898,7 +1835,7 @@ type Flip struct {
 
 func (x *Flip) Reset() {
 	*x = Flip{}
-	mi := &file_kvferry_v1_engine_proto_msgTypes[25]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1910,7 +1847,7 @@ func (x *Flip) String() string {
 func (*Flip) ProtoMessage() {}
 
 func (x *Flip) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_engine_proto_msgTypes[25]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1923,7 +1860,7 @@ func (x *Flip) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flip.ProtoReflect.Descriptor instead.
 func (*Flip) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{25}
+	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Flip) GetSession() *SessionRef {
@@ -1963,7 +1900,7 @@ type Invalidate struct {
 
 func (x *Invalidate) Reset() {
 	*x = Invalidate{}
-	mi := &file_kvferry_v1_engine_proto_msgTypes[26]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1975,7 +1912,7 @@ func (x *Invalidate) String() string {
 func (*Invalidate) ProtoMessage() {}
 
 func (x *Invalidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_engine_proto_msgTypes[26]
+	mi := &file_kvferry_v1_engine_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1988,7 +1925,7 @@ func (x *Invalidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Invalidate.ProtoReflect.Descriptor instead.
 func (*Invalidate) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{26}
+	return file_kvferry_v1_engine_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Invalidate) GetTenant() string {
@@ -2017,7 +1954,7 @@ var File_kvferry_v1_engine_proto protoreflect.FileDescriptor
 const file_kvferry_v1_engine_proto_rawDesc = "" +
 	"\n" +
 	"\x17kvferry/v1/engine.proto\x12\n" +
-	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvferry/v1/common.proto\"\xb1\x01\n" +
+	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvferry/v1/common.proto\x1a\x1akvferry/v1/migration.proto\"\xb1\x01\n" +
 	"\fPrefillSpeed\x12*\n" +
 	"\x11seconds_per_token\x18\x01 \x01(\x01R\x0fsecondsPerToken\x12\x1d\n" +
 	"\n" +
@@ -2137,11 +2074,7 @@ const file_kvferry_v1_engine_proto_rawDesc = "" +
 	"\asession\x18\x01 \x01(\v2\x16.kvferry.v1.SessionRefR\asession\x12!\n" +
 	"\fmigration_id\x18\x02 \x01(\tR\vmigrationId\"B\n" +
 	"\x0eStopPublishing\x120\n" +
-	"\asession\x18\x01 \x01(\v2\x16.kvferry.v1.SessionRefR\asession\"W\n" +
-	"\x06Landed\x12!\n" +
-	"\fmigration_id\x18\x01 \x01(\tR\vmigrationId\x12\x16\n" +
-	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x12\n" +
-	"\x04keys\x18\x03 \x03(\fR\x04keys\">\n" +
+	"\asession\x18\x01 \x01(\v2\x16.kvferry.v1.SessionRefR\asession\">\n" +
 	"\tLeaseLost\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"r\n" +
@@ -2192,7 +2125,7 @@ func file_kvferry_v1_engine_proto_rawDescGZIP() []byte {
 }
 
 var file_kvferry_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvferry_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_kvferry_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_kvferry_v1_engine_proto_goTypes = []any{
 	(ReservationState)(0),            // 0: kvferry.v1.ReservationState
 	(BlockState)(0),                  // 1: kvferry.v1.BlockState
@@ -2219,44 +2152,44 @@ var file_kvferry_v1_engine_proto_goTypes = []any{
 	(*EventsResponse)(nil),           // 22: kvferry.v1.EventsResponse
 	(*PublishNow)(nil),               // 23: kvferry.v1.PublishNow
 	(*StopPublishing)(nil),           // 24: kvferry.v1.StopPublishing
-	(*Landed)(nil),                   // 25: kvferry.v1.Landed
-	(*LeaseLost)(nil),                // 26: kvferry.v1.LeaseLost
-	(*Flip)(nil),                     // 27: kvferry.v1.Flip
-	(*Invalidate)(nil),               // 28: kvferry.v1.Invalidate
-	(*Layout)(nil),                   // 29: kvferry.v1.Layout
-	(*Node)(nil),                     // 30: kvferry.v1.Node
-	(*SlotRef)(nil),                  // 31: kvferry.v1.SlotRef
-	(Fidelity)(0),                    // 32: kvferry.v1.Fidelity
-	(*durationpb.Duration)(nil),      // 33: google.protobuf.Duration
-	(*SessionRef)(nil),               // 34: kvferry.v1.SessionRef
-	(*Session)(nil),                  // 35: kvferry.v1.Session
+	(*LeaseLost)(nil),                // 25: kvferry.v1.LeaseLost
+	(*Flip)(nil),                     // 26: kvferry.v1.Flip
+	(*Invalidate)(nil),               // 27: kvferry.v1.Invalidate
+	(*Layout)(nil),                   // 28: kvferry.v1.Layout
+	(*Node)(nil),                     // 29: kvferry.v1.Node
+	(*SlotRef)(nil),                  // 30: kvferry.v1.SlotRef
+	(Fidelity)(0),                    // 31: kvferry.v1.Fidelity
+	(*durationpb.Duration)(nil),      // 32: google.protobuf.Duration
+	(*SessionRef)(nil),               // 33: kvferry.v1.SessionRef
+	(*Session)(nil),                  // 34: kvferry.v1.Session
+	(*Landed)(nil),                   // 35: kvferry.v1.Landed
 }
 var file_kvferry_v1_engine_proto_depIdxs = []int32{
-	29, // 0: kvferry.v1.RegisterEngineRequest.layout:type_name -> kvferry.v1.Layout
+	28, // 0: kvferry.v1.RegisterEngineRequest.layout:type_name -> kvferry.v1.Layout
 	2,  // 1: kvferry.v1.RegisterEngineRequest.prefill:type_name -> kvferry.v1.PrefillSpeed
-	30, // 2: kvferry.v1.RegisterEngineResponse.node:type_name -> kvferry.v1.Node
+	29, // 2: kvferry.v1.RegisterEngineResponse.node:type_name -> kvferry.v1.Node
 	7,  // 3: kvferry.v1.ReserveBlocksResponse.reservations:type_name -> kvferry.v1.Reservation
 	0,  // 4: kvferry.v1.Reservation.state:type_name -> kvferry.v1.ReservationState
-	31, // 5: kvferry.v1.Reservation.slot:type_name -> kvferry.v1.SlotRef
-	31, // 6: kvferry.v1.CommitBlocksRequest.slots:type_name -> kvferry.v1.SlotRef
-	32, // 7: kvferry.v1.CommitBlocksRequest.fidelity:type_name -> kvferry.v1.Fidelity
+	30, // 5: kvferry.v1.Reservation.slot:type_name -> kvferry.v1.SlotRef
+	30, // 6: kvferry.v1.CommitBlocksRequest.slots:type_name -> kvferry.v1.SlotRef
+	31, // 7: kvferry.v1.CommitBlocksRequest.fidelity:type_name -> kvferry.v1.Fidelity
 	1,  // 8: kvferry.v1.BlockStatus.state:type_name -> kvferry.v1.BlockState
-	33, // 9: kvferry.v1.BlockStatus.expected_in:type_name -> google.protobuf.Duration
+	32, // 9: kvferry.v1.BlockStatus.expected_in:type_name -> google.protobuf.Duration
 	11, // 10: kvferry.v1.LookupBlocksResponse.blocks:type_name -> kvferry.v1.BlockStatus
-	31, // 11: kvferry.v1.AcquireBlocksResponse.slots:type_name -> kvferry.v1.SlotRef
-	31, // 12: kvferry.v1.ReleaseBlocksRequest.aborted:type_name -> kvferry.v1.SlotRef
-	34, // 13: kvferry.v1.PublishSessionRequest.session:type_name -> kvferry.v1.SessionRef
-	32, // 14: kvferry.v1.PublishSessionRequest.fidelity:type_name -> kvferry.v1.Fidelity
-	35, // 15: kvferry.v1.PublishSessionResponse.session:type_name -> kvferry.v1.Session
+	30, // 11: kvferry.v1.AcquireBlocksResponse.slots:type_name -> kvferry.v1.SlotRef
+	30, // 12: kvferry.v1.ReleaseBlocksRequest.aborted:type_name -> kvferry.v1.SlotRef
+	33, // 13: kvferry.v1.PublishSessionRequest.session:type_name -> kvferry.v1.SessionRef
+	31, // 14: kvferry.v1.PublishSessionRequest.fidelity:type_name -> kvferry.v1.Fidelity
+	34, // 15: kvferry.v1.PublishSessionResponse.session:type_name -> kvferry.v1.Session
 	23, // 16: kvferry.v1.EventsResponse.publish_now:type_name -> kvferry.v1.PublishNow
 	24, // 17: kvferry.v1.EventsResponse.stop_publishing:type_name -> kvferry.v1.StopPublishing
-	25, // 18: kvferry.v1.EventsResponse.landed:type_name -> kvferry.v1.Landed
-	26, // 19: kvferry.v1.EventsResponse.lease_lost:type_name -> kvferry.v1.LeaseLost
-	27, // 20: kvferry.v1.EventsResponse.flip:type_name -> kvferry.v1.Flip
-	28, // 21: kvferry.v1.EventsResponse.invalidate:type_name -> kvferry.v1.Invalidate
-	34, // 22: kvferry.v1.PublishNow.session:type_name -> kvferry.v1.SessionRef
-	34, // 23: kvferry.v1.StopPublishing.session:type_name -> kvferry.v1.SessionRef
-	34, // 24: kvferry.v1.Flip.session:type_name -> kvferry.v1.SessionRef
+	35, // 18: kvferry.v1.EventsResponse.landed:type_name -> kvferry.v1.Landed
+	25, // 19: kvferry.v1.EventsResponse.lease_lost:type_name -> kvferry.v1.LeaseLost
+	26, // 20: kvferry.v1.EventsResponse.flip:type_name -> kvferry.v1.Flip
+	27, // 21: kvferry.v1.EventsResponse.invalidate:type_name -> kvferry.v1.Invalidate
+	33, // 22: kvferry.v1.PublishNow.session:type_name -> kvferry.v1.SessionRef
+	33, // 23: kvferry.v1.StopPublishing.session:type_name -> kvferry.v1.SessionRef
+	33, // 24: kvferry.v1.Flip.session:type_name -> kvferry.v1.SessionRef
 	3,  // 25: kvferry.v1.EngineService.RegisterEngine:input_type -> kvferry.v1.RegisterEngineRequest
 	5,  // 26: kvferry.v1.EngineService.ReserveBlocks:input_type -> kvferry.v1.ReserveBlocksRequest
 	8,  // 27: kvferry.v1.EngineService.CommitBlocks:input_type -> kvferry.v1.CommitBlocksRequest
@@ -2288,6 +2221,7 @@ func file_kvferry_v1_engine_proto_init() {
 		return
 	}
 	file_kvferry_v1_common_proto_init()
+	file_kvferry_v1_migration_proto_init()
 	file_kvferry_v1_engine_proto_msgTypes[20].OneofWrappers = []any{
 		(*EventsResponse_PublishNow)(nil),
 		(*EventsResponse_StopPublishing)(nil),
@@ -2302,7 +2236,7 @@ func file_kvferry_v1_engine_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvferry_v1_engine_proto_rawDesc), len(file_kvferry_v1_engine_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   27,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

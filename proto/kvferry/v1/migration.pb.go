@@ -22,6 +22,63 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// TransferClass orders transfers at their source.
+type TransferClass int32
+
+const (
+	// Interactive.
+	TransferClass_TRANSFER_CLASS_UNSPECIFIED TransferClass = 0
+	// Somebody waits for the session.
+	TransferClass_TRANSFER_CLASS_INTERACTIVE TransferClass = 1
+	// Nobody waits yet; goes when no interactive transfer of the link has anything to send.
+	TransferClass_TRANSFER_CLASS_BACKGROUND TransferClass = 2
+	// A copy to have; goes when nothing else of the link has anything to send.
+	TransferClass_TRANSFER_CLASS_REPLICATION TransferClass = 3
+)
+
+// Enum value maps for TransferClass.
+var (
+	TransferClass_name = map[int32]string{
+		0: "TRANSFER_CLASS_UNSPECIFIED",
+		1: "TRANSFER_CLASS_INTERACTIVE",
+		2: "TRANSFER_CLASS_BACKGROUND",
+		3: "TRANSFER_CLASS_REPLICATION",
+	}
+	TransferClass_value = map[string]int32{
+		"TRANSFER_CLASS_UNSPECIFIED": 0,
+		"TRANSFER_CLASS_INTERACTIVE": 1,
+		"TRANSFER_CLASS_BACKGROUND":  2,
+		"TRANSFER_CLASS_REPLICATION": 3,
+	}
+)
+
+func (x TransferClass) Enum() *TransferClass {
+	p := new(TransferClass)
+	*p = x
+	return p
+}
+
+func (x TransferClass) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TransferClass) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvferry_v1_migration_proto_enumTypes[0].Descriptor()
+}
+
+func (TransferClass) Type() protoreflect.EnumType {
+	return &file_kvferry_v1_migration_proto_enumTypes[0]
+}
+
+func (x TransferClass) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TransferClass.Descriptor instead.
+func (TransferClass) EnumDescriptor() ([]byte, []int) {
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{0}
+}
+
 // MigrationState is where a migration stands.
 type MigrationState int32
 
@@ -95,11 +152,11 @@ func (x MigrationState) String() string {
 }
 
 func (MigrationState) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvferry_v1_migration_proto_enumTypes[0].Descriptor()
+	return file_kvferry_v1_migration_proto_enumTypes[1].Descriptor()
 }
 
 func (MigrationState) Type() protoreflect.EnumType {
-	return &file_kvferry_v1_migration_proto_enumTypes[0]
+	return &file_kvferry_v1_migration_proto_enumTypes[1]
 }
 
 func (x MigrationState) Number() protoreflect.EnumNumber {
@@ -108,7 +165,7 @@ func (x MigrationState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MigrationState.Descriptor instead.
 func (MigrationState) EnumDescriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{0}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{1}
 }
 
 // Ownership says what became of a session's owner.
@@ -152,11 +209,11 @@ func (x Ownership) String() string {
 }
 
 func (Ownership) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvferry_v1_migration_proto_enumTypes[1].Descriptor()
+	return file_kvferry_v1_migration_proto_enumTypes[2].Descriptor()
 }
 
 func (Ownership) Type() protoreflect.EnumType {
-	return &file_kvferry_v1_migration_proto_enumTypes[1]
+	return &file_kvferry_v1_migration_proto_enumTypes[2]
 }
 
 func (x Ownership) Number() protoreflect.EnumNumber {
@@ -165,7 +222,7 @@ func (x Ownership) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Ownership.Descriptor instead.
 func (Ownership) EnumDescriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{1}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{2}
 }
 
 // MigrateRequest asks for a session to be made warm here.
@@ -181,7 +238,8 @@ type MigrateRequest struct {
 	SourceHint string `protobuf:"bytes,4,opt,name=source_hint,json=sourceHint,proto3" json:"source_hint,omitempty"`
 	// A fixed mode; unspecified lets the planner choose.
 	Mode Mode `protobuf:"varint,5,opt,name=mode,proto3,enum=kvferry.v1.Mode" json:"mode,omitempty"`
-	// Time within which the migration must end; unset means the daemon's default.
+	// Time within which the migration must end; unset means the daemon's default. When it is set, the source serves the
+	// migrations of a tenant and class in the order of their deadlines, before those without one.
 	Deadline *durationpb.Duration `protobuf:"bytes,6,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	// The proxy's monotonic re-pin number; a lower one than recorded is fenced.
 	RepinSeq uint64 `protobuf:"varint,7,opt,name=repin_seq,json=repinSeq,proto3" json:"repin_seq,omitempty"`
@@ -193,8 +251,12 @@ type MigrateRequest struct {
 	ExpectedTurns float64 `protobuf:"fixed64,10,opt,name=expected_turns,json=expectedTurns,proto3" json:"expected_turns,omitempty"`
 	// The caller can serve the session from where it is.
 	RedirectAllowed bool `protobuf:"varint,11,opt,name=redirect_allowed,json=redirectAllowed,proto3" json:"redirect_allowed,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// How urgent the pages are to the source; unspecified means interactive. The source serves classes strictly in order.
+	Class TransferClass `protobuf:"varint,12,opt,name=class,proto3,enum=kvferry.v1.TransferClass" json:"class,omitempty"`
+	// Have the stream name the blocks that landed, see MigrateResponse.landed.
+	Landed        bool `protobuf:"varint,13,opt,name=landed,proto3" json:"landed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MigrateRequest) Reset() {
@@ -300,6 +362,20 @@ func (x *MigrateRequest) GetExpectedTurns() float64 {
 func (x *MigrateRequest) GetRedirectAllowed() bool {
 	if x != nil {
 		return x.RedirectAllowed
+	}
+	return false
+}
+
+func (x *MigrateRequest) GetClass() TransferClass {
+	if x != nil {
+		return x.Class
+	}
+	return TransferClass_TRANSFER_CLASS_UNSPECIFIED
+}
+
+func (x *MigrateRequest) GetLanded() bool {
+	if x != nil {
+		return x.Landed
 	}
 	return false
 }
@@ -453,7 +529,10 @@ type MigrateResponse struct {
 	// Set while pages move.
 	Progress *MigrationProgress `protobuf:"bytes,4,opt,name=progress,proto3" json:"progress,omitempty"`
 	// Set in the last message.
-	Report        *MigrationReport `protobuf:"bytes,5,opt,name=report,proto3" json:"report,omitempty"`
+	Report *MigrationReport `protobuf:"bytes,5,opt,name=report,proto3" json:"report,omitempty"`
+	// Blocks that landed since the last message, when the request asks for them: verified and readable. All of a running migration in the
+	// first message after re-attaching; a slow reader gets more of them a message, none is left out.
+	Landed        []*Landed `protobuf:"bytes,6,rep,name=landed,proto3" json:"landed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -523,6 +602,95 @@ func (x *MigrateResponse) GetReport() *MigrationReport {
 	return nil
 }
 
+func (x *MigrateResponse) GetLanded() []*Landed {
+	if x != nil {
+		return x.Landed
+	}
+	return nil
+}
+
+// Landed says that blocks are readable: every page of them is verified.
+type Landed struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The migration that brought them.
+	MigrationId string `protobuf:"bytes,1,opt,name=migration_id,json=migrationId,proto3" json:"migration_id,omitempty"`
+	// Tenant of the keys.
+	Tenant string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Keys of the blocks, in order of landing.
+	Keys [][]byte `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`
+	// Their slots, in the order of the keys. A slot is this block's as long as the generation is; lease the block to keep it.
+	Slots []*SlotRef `protobuf:"bytes,4,rep,name=slots,proto3" json:"slots,omitempty"`
+	// Their places in the session, or among the named keys, from 0, in the order of the keys.
+	Blocks        []uint32 `protobuf:"varint,5,rep,packed,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Landed) Reset() {
+	*x = Landed{}
+	mi := &file_kvferry_v1_migration_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Landed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Landed) ProtoMessage() {}
+
+func (x *Landed) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_migration_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Landed.ProtoReflect.Descriptor instead.
+func (*Landed) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Landed) GetMigrationId() string {
+	if x != nil {
+		return x.MigrationId
+	}
+	return ""
+}
+
+func (x *Landed) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Landed) GetKeys() [][]byte {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *Landed) GetSlots() []*SlotRef {
+	if x != nil {
+		return x.Slots
+	}
+	return nil
+}
+
+func (x *Landed) GetBlocks() []uint32 {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
 // MigrationProgress counts pages.
 type MigrationProgress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -535,14 +703,20 @@ type MigrationProgress struct {
 	// Bytes to move.
 	BytesTotal int64 `protobuf:"varint,4,opt,name=bytes_total,json=bytesTotal,proto3" json:"bytes_total,omitempty"`
 	// Time since the migration was asked for.
-	Elapsed       *durationpb.Duration `protobuf:"bytes,5,opt,name=elapsed,proto3" json:"elapsed,omitempty"`
+	Elapsed *durationpb.Duration `protobuf:"bytes,5,opt,name=elapsed,proto3" json:"elapsed,omitempty"`
+	// The source has the transfer wait while others go first.
+	Waits bool `protobuf:"varint,6,opt,name=waits,proto3" json:"waits,omitempty"`
+	// Transfers of higher classes, and of the same class and tenant, that go before it; when it waits.
+	TransfersAhead int64 `protobuf:"varint,7,opt,name=transfers_ahead,json=transfersAhead,proto3" json:"transfers_ahead,omitempty"`
+	// Bytes of pages to be sent before its next one, as the order stands; when it waits.
+	BytesAhead    int64 `protobuf:"varint,8,opt,name=bytes_ahead,json=bytesAhead,proto3" json:"bytes_ahead,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MigrationProgress) Reset() {
 	*x = MigrationProgress{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[4]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -554,7 +728,7 @@ func (x *MigrationProgress) String() string {
 func (*MigrationProgress) ProtoMessage() {}
 
 func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[4]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -567,7 +741,7 @@ func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationProgress.ProtoReflect.Descriptor instead.
 func (*MigrationProgress) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{4}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *MigrationProgress) GetPagesTotal() int64 {
@@ -603,6 +777,27 @@ func (x *MigrationProgress) GetElapsed() *durationpb.Duration {
 		return x.Elapsed
 	}
 	return nil
+}
+
+func (x *MigrationProgress) GetWaits() bool {
+	if x != nil {
+		return x.Waits
+	}
+	return false
+}
+
+func (x *MigrationProgress) GetTransfersAhead() int64 {
+	if x != nil {
+		return x.TransfersAhead
+	}
+	return 0
+}
+
+func (x *MigrationProgress) GetBytesAhead() int64 {
+	if x != nil {
+		return x.BytesAhead
+	}
+	return 0
 }
 
 // MigrationReport is what came of a migration.
@@ -658,7 +853,7 @@ type MigrationReport struct {
 
 func (x *MigrationReport) Reset() {
 	*x = MigrationReport{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[5]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -670,7 +865,7 @@ func (x *MigrationReport) String() string {
 func (*MigrationReport) ProtoMessage() {}
 
 func (x *MigrationReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[5]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -683,7 +878,7 @@ func (x *MigrationReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationReport.ProtoReflect.Descriptor instead.
 func (*MigrationReport) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{5}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *MigrationReport) GetState() MigrationState {
@@ -865,7 +1060,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[6]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -877,7 +1072,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[6]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -890,7 +1085,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{6}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Migration) GetMigrationId() string {
@@ -962,7 +1157,7 @@ type GetMigrationRequest struct {
 
 func (x *GetMigrationRequest) Reset() {
 	*x = GetMigrationRequest{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[7]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -974,7 +1169,7 @@ func (x *GetMigrationRequest) String() string {
 func (*GetMigrationRequest) ProtoMessage() {}
 
 func (x *GetMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[7]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -987,7 +1182,7 @@ func (x *GetMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMigrationRequest.ProtoReflect.Descriptor instead.
 func (*GetMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{7}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GetMigrationRequest) GetMigrationId() string {
@@ -1015,7 +1210,7 @@ type GetMigrationResponse struct {
 
 func (x *GetMigrationResponse) Reset() {
 	*x = GetMigrationResponse{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[8]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1222,7 @@ func (x *GetMigrationResponse) String() string {
 func (*GetMigrationResponse) ProtoMessage() {}
 
 func (x *GetMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[8]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1235,7 @@ func (x *GetMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMigrationResponse.ProtoReflect.Descriptor instead.
 func (*GetMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{8}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetMigrationResponse) GetMigration() *Migration {
@@ -1065,7 +1260,7 @@ type ListMigrationsRequest struct {
 
 func (x *ListMigrationsRequest) Reset() {
 	*x = ListMigrationsRequest{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[9]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1077,7 +1272,7 @@ func (x *ListMigrationsRequest) String() string {
 func (*ListMigrationsRequest) ProtoMessage() {}
 
 func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[9]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1090,7 +1285,7 @@ func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsRequest.ProtoReflect.Descriptor instead.
 func (*ListMigrationsRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{9}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListMigrationsRequest) GetTenant() string {
@@ -1125,7 +1320,7 @@ type ListMigrationsResponse struct {
 
 func (x *ListMigrationsResponse) Reset() {
 	*x = ListMigrationsResponse{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[10]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1137,7 +1332,7 @@ func (x *ListMigrationsResponse) String() string {
 func (*ListMigrationsResponse) ProtoMessage() {}
 
 func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[10]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1150,7 +1345,7 @@ func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsResponse.ProtoReflect.Descriptor instead.
 func (*ListMigrationsResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{10}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListMigrationsResponse) GetMigrations() []*Migration {
@@ -1173,7 +1368,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[11]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1380,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[11]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,7 +1393,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{11}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CancelMigrationRequest) GetMigrationId() string {
@@ -1226,7 +1421,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[12]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1238,7 +1433,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[12]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1251,7 +1446,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{12}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CancelMigrationResponse) GetMigration() *Migration {
@@ -1266,7 +1461,7 @@ var File_kvferry_v1_migration_proto protoreflect.FileDescriptor
 const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\n" +
 	"\x1akvferry/v1/migration.proto\x12\n" +
-	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvferry/v1/common.proto\x1a\x18kvferry/v1/planner.proto\"\x9b\x03\n" +
+	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvferry/v1/common.proto\x1a\x18kvferry/v1/planner.proto\"\xe4\x03\n" +
 	"\x0eMigrateRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x120\n" +
@@ -1281,7 +1476,9 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\x04keys\x18\t \x03(\fR\x04keys\x12%\n" +
 	"\x0eexpected_turns\x18\n" +
 	" \x01(\x01R\rexpectedTurns\x12)\n" +
-	"\x10redirect_allowed\x18\v \x01(\bR\x0fredirectAllowed\"C\n" +
+	"\x10redirect_allowed\x18\v \x01(\bR\x0fredirectAllowed\x12/\n" +
+	"\x05class\x18\f \x01(\x0e2\x19.kvferry.v1.TransferClassR\x05class\x12\x16\n" +
+	"\x06landed\x18\r \x01(\bR\x06landed\"C\n" +
 	"\vPlanRequest\x124\n" +
 	"\amigrate\x18\x01 \x01(\v2\x1a.kvferry.v1.MigrateRequestR\amigrate\"\xee\x01\n" +
 	"\fPlanResponse\x12$\n" +
@@ -1291,13 +1488,20 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\x0eblocks_present\x18\x04 \x01(\x03R\rblocksPresent\x12#\n" +
 	"\rbytes_missing\x18\x05 \x01(\x03R\fbytesMissing\x12\x1f\n" +
 	"\vtail_tokens\x18\x06 \x01(\x03R\n" +
-	"tailTokens\"\xfc\x01\n" +
+	"tailTokens\"\xa8\x02\n" +
 	"\x0fMigrateResponse\x12!\n" +
 	"\fmigration_id\x18\x01 \x01(\tR\vmigrationId\x120\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1a.kvferry.v1.MigrationStateR\x05state\x12$\n" +
 	"\x04plan\x18\x03 \x01(\v2\x10.kvferry.v1.PlanR\x04plan\x129\n" +
 	"\bprogress\x18\x04 \x01(\v2\x1d.kvferry.v1.MigrationProgressR\bprogress\x123\n" +
-	"\x06report\x18\x05 \x01(\v2\x1b.kvferry.v1.MigrationReportR\x06report\"\xc8\x01\n" +
+	"\x06report\x18\x05 \x01(\v2\x1b.kvferry.v1.MigrationReportR\x06report\x12*\n" +
+	"\x06landed\x18\x06 \x03(\v2\x12.kvferry.v1.LandedR\x06landed\"\x9a\x01\n" +
+	"\x06Landed\x12!\n" +
+	"\fmigration_id\x18\x01 \x01(\tR\vmigrationId\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04keys\x18\x03 \x03(\fR\x04keys\x12)\n" +
+	"\x05slots\x18\x04 \x03(\v2\x13.kvferry.v1.SlotRefR\x05slots\x12\x16\n" +
+	"\x06blocks\x18\x05 \x03(\rR\x06blocks\"\xa8\x02\n" +
 	"\x11MigrationProgress\x12\x1f\n" +
 	"\vpages_total\x18\x01 \x01(\x03R\n" +
 	"pagesTotal\x12\x1d\n" +
@@ -1307,7 +1511,11 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"bytes_done\x18\x03 \x01(\x03R\tbytesDone\x12\x1f\n" +
 	"\vbytes_total\x18\x04 \x01(\x03R\n" +
 	"bytesTotal\x123\n" +
-	"\aelapsed\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\aelapsed\"\xba\x06\n" +
+	"\aelapsed\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\aelapsed\x12\x14\n" +
+	"\x05waits\x18\x06 \x01(\bR\x05waits\x12'\n" +
+	"\x0ftransfers_ahead\x18\a \x01(\x03R\x0etransfersAhead\x12\x1f\n" +
+	"\vbytes_ahead\x18\b \x01(\x03R\n" +
+	"bytesAhead\"\xba\x06\n" +
 	"\x0fMigrationReport\x120\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1a.kvferry.v1.MigrationStateR\x05state\x12$\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x10.kvferry.v1.ModeR\x04mode\x12\x12\n" +
@@ -1364,7 +1572,12 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\"N\n" +
 	"\x17CancelMigrationResponse\x123\n" +
-	"\tmigration\x18\x01 \x01(\v2\x15.kvferry.v1.MigrationR\tmigration*\x85\x03\n" +
+	"\tmigration\x18\x01 \x01(\v2\x15.kvferry.v1.MigrationR\tmigration*\x8e\x01\n" +
+	"\rTransferClass\x12\x1e\n" +
+	"\x1aTRANSFER_CLASS_UNSPECIFIED\x10\x00\x12\x1e\n" +
+	"\x1aTRANSFER_CLASS_INTERACTIVE\x10\x01\x12\x1d\n" +
+	"\x19TRANSFER_CLASS_BACKGROUND\x10\x02\x12\x1e\n" +
+	"\x1aTRANSFER_CLASS_REPLICATION\x10\x03*\x85\x03\n" +
 	"\x0eMigrationState\x12\x1f\n" +
 	"\x1bMIGRATION_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18MIGRATION_STATE_LOCATING\x10\x01\x12\x1c\n" +
@@ -1406,74 +1619,80 @@ func file_kvferry_v1_migration_proto_rawDescGZIP() []byte {
 	return file_kvferry_v1_migration_proto_rawDescData
 }
 
-var file_kvferry_v1_migration_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvferry_v1_migration_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_kvferry_v1_migration_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_kvferry_v1_migration_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_kvferry_v1_migration_proto_goTypes = []any{
-	(MigrationState)(0),             // 0: kvferry.v1.MigrationState
-	(Ownership)(0),                  // 1: kvferry.v1.Ownership
-	(*MigrateRequest)(nil),          // 2: kvferry.v1.MigrateRequest
-	(*PlanRequest)(nil),             // 3: kvferry.v1.PlanRequest
-	(*PlanResponse)(nil),            // 4: kvferry.v1.PlanResponse
-	(*MigrateResponse)(nil),         // 5: kvferry.v1.MigrateResponse
-	(*MigrationProgress)(nil),       // 6: kvferry.v1.MigrationProgress
-	(*MigrationReport)(nil),         // 7: kvferry.v1.MigrationReport
-	(*Migration)(nil),               // 8: kvferry.v1.Migration
-	(*GetMigrationRequest)(nil),     // 9: kvferry.v1.GetMigrationRequest
-	(*GetMigrationResponse)(nil),    // 10: kvferry.v1.GetMigrationResponse
-	(*ListMigrationsRequest)(nil),   // 11: kvferry.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),  // 12: kvferry.v1.ListMigrationsResponse
-	(*CancelMigrationRequest)(nil),  // 13: kvferry.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil), // 14: kvferry.v1.CancelMigrationResponse
-	(*SessionRef)(nil),              // 15: kvferry.v1.SessionRef
-	(Mode)(0),                       // 16: kvferry.v1.Mode
-	(*durationpb.Duration)(nil),     // 17: google.protobuf.Duration
-	(*Plan)(nil),                    // 18: kvferry.v1.Plan
-	(*Node)(nil),                    // 19: kvferry.v1.Node
-	(Fidelity)(0),                   // 20: kvferry.v1.Fidelity
+	(TransferClass)(0),              // 0: kvferry.v1.TransferClass
+	(MigrationState)(0),             // 1: kvferry.v1.MigrationState
+	(Ownership)(0),                  // 2: kvferry.v1.Ownership
+	(*MigrateRequest)(nil),          // 3: kvferry.v1.MigrateRequest
+	(*PlanRequest)(nil),             // 4: kvferry.v1.PlanRequest
+	(*PlanResponse)(nil),            // 5: kvferry.v1.PlanResponse
+	(*MigrateResponse)(nil),         // 6: kvferry.v1.MigrateResponse
+	(*Landed)(nil),                  // 7: kvferry.v1.Landed
+	(*MigrationProgress)(nil),       // 8: kvferry.v1.MigrationProgress
+	(*MigrationReport)(nil),         // 9: kvferry.v1.MigrationReport
+	(*Migration)(nil),               // 10: kvferry.v1.Migration
+	(*GetMigrationRequest)(nil),     // 11: kvferry.v1.GetMigrationRequest
+	(*GetMigrationResponse)(nil),    // 12: kvferry.v1.GetMigrationResponse
+	(*ListMigrationsRequest)(nil),   // 13: kvferry.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),  // 14: kvferry.v1.ListMigrationsResponse
+	(*CancelMigrationRequest)(nil),  // 15: kvferry.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil), // 16: kvferry.v1.CancelMigrationResponse
+	(*SessionRef)(nil),              // 17: kvferry.v1.SessionRef
+	(Mode)(0),                       // 18: kvferry.v1.Mode
+	(*durationpb.Duration)(nil),     // 19: google.protobuf.Duration
+	(*Plan)(nil),                    // 20: kvferry.v1.Plan
+	(*Node)(nil),                    // 21: kvferry.v1.Node
+	(*SlotRef)(nil),                 // 22: kvferry.v1.SlotRef
+	(Fidelity)(0),                   // 23: kvferry.v1.Fidelity
 }
 var file_kvferry_v1_migration_proto_depIdxs = []int32{
-	15, // 0: kvferry.v1.MigrateRequest.session:type_name -> kvferry.v1.SessionRef
-	16, // 1: kvferry.v1.MigrateRequest.mode:type_name -> kvferry.v1.Mode
-	17, // 2: kvferry.v1.MigrateRequest.deadline:type_name -> google.protobuf.Duration
-	2,  // 3: kvferry.v1.PlanRequest.migrate:type_name -> kvferry.v1.MigrateRequest
-	18, // 4: kvferry.v1.PlanResponse.plan:type_name -> kvferry.v1.Plan
-	19, // 5: kvferry.v1.PlanResponse.source:type_name -> kvferry.v1.Node
-	0,  // 6: kvferry.v1.MigrateResponse.state:type_name -> kvferry.v1.MigrationState
-	18, // 7: kvferry.v1.MigrateResponse.plan:type_name -> kvferry.v1.Plan
-	6,  // 8: kvferry.v1.MigrateResponse.progress:type_name -> kvferry.v1.MigrationProgress
-	7,  // 9: kvferry.v1.MigrateResponse.report:type_name -> kvferry.v1.MigrationReport
-	17, // 10: kvferry.v1.MigrationProgress.elapsed:type_name -> google.protobuf.Duration
-	0,  // 11: kvferry.v1.MigrationReport.state:type_name -> kvferry.v1.MigrationState
-	16, // 12: kvferry.v1.MigrationReport.mode:type_name -> kvferry.v1.Mode
-	1,  // 13: kvferry.v1.MigrationReport.ownership:type_name -> kvferry.v1.Ownership
-	19, // 14: kvferry.v1.MigrationReport.source:type_name -> kvferry.v1.Node
-	17, // 15: kvferry.v1.MigrationReport.total:type_name -> google.protobuf.Duration
-	17, // 16: kvferry.v1.MigrationReport.transfer:type_name -> google.protobuf.Duration
-	20, // 17: kvferry.v1.MigrationReport.fidelity:type_name -> kvferry.v1.Fidelity
-	15, // 18: kvferry.v1.Migration.session:type_name -> kvferry.v1.SessionRef
-	0,  // 19: kvferry.v1.Migration.state:type_name -> kvferry.v1.MigrationState
-	18, // 20: kvferry.v1.Migration.plan:type_name -> kvferry.v1.Plan
-	6,  // 21: kvferry.v1.Migration.progress:type_name -> kvferry.v1.MigrationProgress
-	7,  // 22: kvferry.v1.Migration.report:type_name -> kvferry.v1.MigrationReport
-	17, // 23: kvferry.v1.Migration.age:type_name -> google.protobuf.Duration
-	8,  // 24: kvferry.v1.GetMigrationResponse.migration:type_name -> kvferry.v1.Migration
-	8,  // 25: kvferry.v1.ListMigrationsResponse.migrations:type_name -> kvferry.v1.Migration
-	8,  // 26: kvferry.v1.CancelMigrationResponse.migration:type_name -> kvferry.v1.Migration
-	3,  // 27: kvferry.v1.MigrationService.Plan:input_type -> kvferry.v1.PlanRequest
-	2,  // 28: kvferry.v1.MigrationService.Migrate:input_type -> kvferry.v1.MigrateRequest
-	9,  // 29: kvferry.v1.MigrationService.GetMigration:input_type -> kvferry.v1.GetMigrationRequest
-	11, // 30: kvferry.v1.MigrationService.ListMigrations:input_type -> kvferry.v1.ListMigrationsRequest
-	13, // 31: kvferry.v1.MigrationService.CancelMigration:input_type -> kvferry.v1.CancelMigrationRequest
-	4,  // 32: kvferry.v1.MigrationService.Plan:output_type -> kvferry.v1.PlanResponse
-	5,  // 33: kvferry.v1.MigrationService.Migrate:output_type -> kvferry.v1.MigrateResponse
-	10, // 34: kvferry.v1.MigrationService.GetMigration:output_type -> kvferry.v1.GetMigrationResponse
-	12, // 35: kvferry.v1.MigrationService.ListMigrations:output_type -> kvferry.v1.ListMigrationsResponse
-	14, // 36: kvferry.v1.MigrationService.CancelMigration:output_type -> kvferry.v1.CancelMigrationResponse
-	32, // [32:37] is the sub-list for method output_type
-	27, // [27:32] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	17, // 0: kvferry.v1.MigrateRequest.session:type_name -> kvferry.v1.SessionRef
+	18, // 1: kvferry.v1.MigrateRequest.mode:type_name -> kvferry.v1.Mode
+	19, // 2: kvferry.v1.MigrateRequest.deadline:type_name -> google.protobuf.Duration
+	0,  // 3: kvferry.v1.MigrateRequest.class:type_name -> kvferry.v1.TransferClass
+	3,  // 4: kvferry.v1.PlanRequest.migrate:type_name -> kvferry.v1.MigrateRequest
+	20, // 5: kvferry.v1.PlanResponse.plan:type_name -> kvferry.v1.Plan
+	21, // 6: kvferry.v1.PlanResponse.source:type_name -> kvferry.v1.Node
+	1,  // 7: kvferry.v1.MigrateResponse.state:type_name -> kvferry.v1.MigrationState
+	20, // 8: kvferry.v1.MigrateResponse.plan:type_name -> kvferry.v1.Plan
+	8,  // 9: kvferry.v1.MigrateResponse.progress:type_name -> kvferry.v1.MigrationProgress
+	9,  // 10: kvferry.v1.MigrateResponse.report:type_name -> kvferry.v1.MigrationReport
+	7,  // 11: kvferry.v1.MigrateResponse.landed:type_name -> kvferry.v1.Landed
+	22, // 12: kvferry.v1.Landed.slots:type_name -> kvferry.v1.SlotRef
+	19, // 13: kvferry.v1.MigrationProgress.elapsed:type_name -> google.protobuf.Duration
+	1,  // 14: kvferry.v1.MigrationReport.state:type_name -> kvferry.v1.MigrationState
+	18, // 15: kvferry.v1.MigrationReport.mode:type_name -> kvferry.v1.Mode
+	2,  // 16: kvferry.v1.MigrationReport.ownership:type_name -> kvferry.v1.Ownership
+	21, // 17: kvferry.v1.MigrationReport.source:type_name -> kvferry.v1.Node
+	19, // 18: kvferry.v1.MigrationReport.total:type_name -> google.protobuf.Duration
+	19, // 19: kvferry.v1.MigrationReport.transfer:type_name -> google.protobuf.Duration
+	23, // 20: kvferry.v1.MigrationReport.fidelity:type_name -> kvferry.v1.Fidelity
+	17, // 21: kvferry.v1.Migration.session:type_name -> kvferry.v1.SessionRef
+	1,  // 22: kvferry.v1.Migration.state:type_name -> kvferry.v1.MigrationState
+	20, // 23: kvferry.v1.Migration.plan:type_name -> kvferry.v1.Plan
+	8,  // 24: kvferry.v1.Migration.progress:type_name -> kvferry.v1.MigrationProgress
+	9,  // 25: kvferry.v1.Migration.report:type_name -> kvferry.v1.MigrationReport
+	19, // 26: kvferry.v1.Migration.age:type_name -> google.protobuf.Duration
+	10, // 27: kvferry.v1.GetMigrationResponse.migration:type_name -> kvferry.v1.Migration
+	10, // 28: kvferry.v1.ListMigrationsResponse.migrations:type_name -> kvferry.v1.Migration
+	10, // 29: kvferry.v1.CancelMigrationResponse.migration:type_name -> kvferry.v1.Migration
+	4,  // 30: kvferry.v1.MigrationService.Plan:input_type -> kvferry.v1.PlanRequest
+	3,  // 31: kvferry.v1.MigrationService.Migrate:input_type -> kvferry.v1.MigrateRequest
+	11, // 32: kvferry.v1.MigrationService.GetMigration:input_type -> kvferry.v1.GetMigrationRequest
+	13, // 33: kvferry.v1.MigrationService.ListMigrations:input_type -> kvferry.v1.ListMigrationsRequest
+	15, // 34: kvferry.v1.MigrationService.CancelMigration:input_type -> kvferry.v1.CancelMigrationRequest
+	5,  // 35: kvferry.v1.MigrationService.Plan:output_type -> kvferry.v1.PlanResponse
+	6,  // 36: kvferry.v1.MigrationService.Migrate:output_type -> kvferry.v1.MigrateResponse
+	12, // 37: kvferry.v1.MigrationService.GetMigration:output_type -> kvferry.v1.GetMigrationResponse
+	14, // 38: kvferry.v1.MigrationService.ListMigrations:output_type -> kvferry.v1.ListMigrationsResponse
+	16, // 39: kvferry.v1.MigrationService.CancelMigration:output_type -> kvferry.v1.CancelMigrationResponse
+	35, // [35:40] is the sub-list for method output_type
+	30, // [30:35] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_kvferry_v1_migration_proto_init() }
@@ -1488,8 +1707,8 @@ func file_kvferry_v1_migration_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvferry_v1_migration_proto_rawDesc), len(file_kvferry_v1_migration_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   13,
+			NumEnums:      3,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

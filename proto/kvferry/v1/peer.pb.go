@@ -501,7 +501,11 @@ type OfferCall struct {
 	// The offer to be continued when its keys do not fit one answer; 16 bytes, empty in the first call and in a dry run.
 	OfferId []byte `protobuf:"bytes,6,opt,name=offer_id,json=offerId,proto3" json:"offer_id,omitempty"`
 	// First key of the part asked for; 0 in the first call.
-	First         uint32 `protobuf:"varint,7,opt,name=first,proto3" json:"first,omitempty"`
+	First uint32 `protobuf:"varint,7,opt,name=first,proto3" json:"first,omitempty"`
+	// Class of the transfer that will follow.
+	Class TransferClass `protobuf:"varint,8,opt,name=class,proto3,enum=kvferry.v1.TransferClass" json:"class,omitempty"`
+	// Time within which the pages are wanted; unset: none is given.
+	Deadline      *durationpb.Duration `protobuf:"bytes,9,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -585,6 +589,20 @@ func (x *OfferCall) GetFirst() uint32 {
 	return 0
 }
 
+func (x *OfferCall) GetClass() TransferClass {
+	if x != nil {
+		return x.Class
+	}
+	return TransferClass_TRANSFER_CLASS_UNSPECIFIED
+}
+
+func (x *OfferCall) GetDeadline() *durationpb.Duration {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
+}
+
 // OfferAnswer is an offer.
 type OfferAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -601,7 +619,8 @@ type OfferAnswer struct {
 	OfferId []byte `protobuf:"bytes,5,opt,name=offer_id,json=offerId,proto3" json:"offer_id,omitempty"`
 	// Time the lease holds without renewal.
 	LeaseTtl *durationpb.Duration `protobuf:"bytes,6,opt,name=lease_ttl,json=leaseTtl,proto3" json:"lease_ttl,omitempty"`
-	// Bytes queued on the source's links before this offer's ticket.
+	// Bytes that will leave the source before the last one of this offer, its own left out, as the order stands: those of
+	// higher classes, of its tenant's that go before it, and what other tenants' weights and other links take meanwhile.
 	EgressBacklogBytes int64 `protobuf:"varint,7,opt,name=egress_backlog_bytes,json=egressBacklogBytes,proto3" json:"egress_backlog_bytes,omitempty"`
 	// Blocks of the prefix that the source holds.
 	BlocksAvailable int64 `protobuf:"varint,8,opt,name=blocks_available,json=blocksAvailable,proto3" json:"blocks_available,omitempty"`
@@ -1277,7 +1296,7 @@ var File_kvferry_v1_peer_proto protoreflect.FileDescriptor
 const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\n" +
 	"\x15kvferry/v1/peer.proto\x12\n" +
-	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvferry/v1/common.proto\"\xf8\x02\n" +
+	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvferry/v1/common.proto\x1a\x1akvferry/v1/migration.proto\"\xf8\x02\n" +
 	"\vPeerRequest\x120\n" +
 	"\x06locate\x18\x01 \x01(\v2\x16.kvferry.v1.LocateCallH\x00R\x06locate\x12-\n" +
 	"\x05offer\x18\x02 \x01(\v2\x15.kvferry.v1.OfferCallH\x00R\x05offer\x12-\n" +
@@ -1303,7 +1322,7 @@ const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\x05known\x18\x01 \x01(\bR\x05known\x12\"\n" +
 	"\rowner_node_id\x18\x02 \x01(\tR\vownerNodeId\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x1b\n" +
-	"\trepin_seq\x18\x04 \x01(\x04R\brepinSeq\"\xea\x01\n" +
+	"\trepin_seq\x18\x04 \x01(\x04R\brepinSeq\"\xd2\x02\n" +
 	"\tOfferCall\x120\n" +
 	"\asession\x18\x01 \x01(\v2\x16.kvferry.v1.SessionRefR\asession\x12!\n" +
 	"\fmigration_id\x18\x02 \x01(\tR\vmigrationId\x12*\n" +
@@ -1311,7 +1330,9 @@ const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\x04keys\x18\x04 \x03(\fR\x04keys\x12\x17\n" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12\x19\n" +
 	"\boffer_id\x18\x06 \x01(\fR\aofferId\x12\x14\n" +
-	"\x05first\x18\a \x01(\rR\x05first\"\xa2\x03\n" +
+	"\x05first\x18\a \x01(\rR\x05first\x12/\n" +
+	"\x05class\x18\b \x01(\x0e2\x19.kvferry.v1.TransferClassR\x05class\x125\n" +
+	"\bdeadline\x18\t \x01(\v2\x19.google.protobuf.DurationR\bdeadline\"\xa2\x03\n" +
 	"\vOfferAnswer\x12-\n" +
 	"\asession\x18\x01 \x01(\v2\x13.kvferry.v1.SessionR\asession\x12\x1b\n" +
 	"\tmemory_id\x18\x02 \x01(\rR\bmemoryId\x12)\n" +
@@ -1394,9 +1415,10 @@ var file_kvferry_v1_peer_proto_goTypes = []any{
 	(*YieldAnswer)(nil),         // 15: kvferry.v1.YieldAnswer
 	(*SessionRef)(nil),          // 16: kvferry.v1.SessionRef
 	(*Layout)(nil),              // 17: kvferry.v1.Layout
-	(*Session)(nil),             // 18: kvferry.v1.Session
-	(*SlotRef)(nil),             // 19: kvferry.v1.SlotRef
-	(*durationpb.Duration)(nil), // 20: google.protobuf.Duration
+	(TransferClass)(0),          // 18: kvferry.v1.TransferClass
+	(*durationpb.Duration)(nil), // 19: google.protobuf.Duration
+	(*Session)(nil),             // 20: kvferry.v1.Session
+	(*SlotRef)(nil),             // 21: kvferry.v1.SlotRef
 }
 var file_kvferry_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: kvferry.v1.PeerRequest.locate:type_name -> kvferry.v1.LocateCall
@@ -1416,20 +1438,22 @@ var file_kvferry_v1_peer_proto_depIdxs = []int32{
 	16, // 14: kvferry.v1.LocateCall.session:type_name -> kvferry.v1.SessionRef
 	16, // 15: kvferry.v1.OfferCall.session:type_name -> kvferry.v1.SessionRef
 	17, // 16: kvferry.v1.OfferCall.layout:type_name -> kvferry.v1.Layout
-	18, // 17: kvferry.v1.OfferAnswer.session:type_name -> kvferry.v1.Session
-	19, // 18: kvferry.v1.OfferAnswer.slots:type_name -> kvferry.v1.SlotRef
-	20, // 19: kvferry.v1.OfferAnswer.lease_ttl:type_name -> google.protobuf.Duration
-	17, // 20: kvferry.v1.OfferAnswer.layout:type_name -> kvferry.v1.Layout
-	20, // 21: kvferry.v1.RenewAnswer.lease_ttl:type_name -> google.protobuf.Duration
-	16, // 22: kvferry.v1.HandOverCall.session:type_name -> kvferry.v1.SessionRef
-	18, // 23: kvferry.v1.HandOverAnswer.grown:type_name -> kvferry.v1.Session
-	19, // 24: kvferry.v1.AccuseCall.slot:type_name -> kvferry.v1.SlotRef
-	16, // 25: kvferry.v1.YieldCall.session:type_name -> kvferry.v1.SessionRef
-	26, // [26:26] is the sub-list for method output_type
-	26, // [26:26] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	18, // 17: kvferry.v1.OfferCall.class:type_name -> kvferry.v1.TransferClass
+	19, // 18: kvferry.v1.OfferCall.deadline:type_name -> google.protobuf.Duration
+	20, // 19: kvferry.v1.OfferAnswer.session:type_name -> kvferry.v1.Session
+	21, // 20: kvferry.v1.OfferAnswer.slots:type_name -> kvferry.v1.SlotRef
+	19, // 21: kvferry.v1.OfferAnswer.lease_ttl:type_name -> google.protobuf.Duration
+	17, // 22: kvferry.v1.OfferAnswer.layout:type_name -> kvferry.v1.Layout
+	19, // 23: kvferry.v1.RenewAnswer.lease_ttl:type_name -> google.protobuf.Duration
+	16, // 24: kvferry.v1.HandOverCall.session:type_name -> kvferry.v1.SessionRef
+	20, // 25: kvferry.v1.HandOverAnswer.grown:type_name -> kvferry.v1.Session
+	21, // 26: kvferry.v1.AccuseCall.slot:type_name -> kvferry.v1.SlotRef
+	16, // 27: kvferry.v1.YieldCall.session:type_name -> kvferry.v1.SessionRef
+	28, // [28:28] is the sub-list for method output_type
+	28, // [28:28] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_kvferry_v1_peer_proto_init() }
@@ -1438,6 +1462,7 @@ func file_kvferry_v1_peer_proto_init() {
 		return
 	}
 	file_kvferry_v1_common_proto_init()
+	file_kvferry_v1_migration_proto_init()
 	file_kvferry_v1_peer_proto_msgTypes[0].OneofWrappers = []any{
 		(*PeerRequest_Locate)(nil),
 		(*PeerRequest_Offer)(nil),
