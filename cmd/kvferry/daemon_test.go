@@ -292,13 +292,13 @@ func TestMigrate(t *testing.T) {
 	d := &fakeDaemon{script: committed()}
 	addr := serve(t, d)
 	r := run(t, "migrate", "--addr", addr, "--session", "chat", "--tenant", "t", "--engine", "e", "--source", "us-1", "--mode", "fetch", "--deadline", "20s",
-		"--repin-seq", "7", "--takeover", "--request-id", "r1", "--expected-turns", "3", "--redirect-allowed", "-o", "json")
+		"--repin-seq", "7", "--takeover", "--request-id", "r1", "--expected-turns", "3", "--redirect-allowed", "--class", "background", "-o", "json")
 	if r.code != exitOK || r.stderr != "" {
 		t.Fatalf("exit %d: %s", r.code, r.stderr)
 	}
 	want := &pb.MigrateRequest{
 		RequestId: "r1", Session: &pb.SessionRef{Tenant: "t", SessionId: "chat"}, EngineId: "e", SourceHint: "us-1", Mode: pb.Mode_MODE_FETCH,
-		Deadline: durationpb.New(20 * time.Second), RepinSeq: 7, Takeover: true, ExpectedTurns: 3, RedirectAllowed: true,
+		Deadline: durationpb.New(20 * time.Second), RepinSeq: 7, Takeover: true, ExpectedTurns: 3, RedirectAllowed: true, Class: pb.TransferClass_TRANSFER_CLASS_BACKGROUND,
 	}
 	if !proto.Equal(want, d.last()) {
 		t.Errorf("the daemon was asked %v", d.last())

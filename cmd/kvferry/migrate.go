@@ -38,7 +38,7 @@ var modeNames = map[string]pb.Mode{
 
 // classNames are the values of --class.
 var classNames = map[string]pb.TransferClass{
-	"interactive": pb.TransferClass_TRANSFER_CLASS_INTERACTIVE, "background": pb.TransferClass_TRANSFER_CLASS_BACKGROUND,
+	"interactive": pb.TransferClass_TRANSFER_CLASS_UNSPECIFIED, "background": pb.TransferClass_TRANSFER_CLASS_BACKGROUND,
 	"replication": pb.TransferClass_TRANSFER_CLASS_REPLICATION,
 }
 
