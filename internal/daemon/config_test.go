@@ -22,7 +22,8 @@ func good() Config {
 		TLS:       TLSConfig{CA: "ca", Cert: "cert", Key: "key"},
 		Peers:     []PeerConfig{{Node: "b", Region: "r2", Address: "b.example:7441", PriorBps: 2.5e9}, {Node: "c", Region: "r3", Address: "1.2.3.4:7441", PriorBps: -1}},
 		Arena:     ArenaConfig{Dir: "/dev/shm", Bytes: 1 << 30, MaxBytes: 1 << 31, Lock: &lock, Group: 7},
-		Link:      LinkConfig{Stripes: 3, ConnectTimeout: time.Second, ProgressTimeout: 90 * time.Second, RoundTrips: 1.5, Repair: "off"},
+		Link:      LinkConfig{Stripes: 3, ConnectTimeout: time.Second, ProgressTimeout: 90 * time.Second, RoundTrips: 1.5, Repair: "off", MaxRate: 1e9},
+		Tenants:   map[string]TenantConfig{"": {Weight: 0.5}, "acme": {Weight: 2, MaxRate: 5e8}},
 		Migration: MigrationConfig{Deadline: time.Hour, MaxActive: 5, LeaseTTL: 1500 * time.Millisecond, CallTimeout: 2 * time.Second, Keep: 9},
 		GPU:       GPUConfig{Enabled: &lock, Interval: 2 * time.Second, PrefillBytes: 1 << 30},
 		Engines:   []EngineConfig{{ID: "e", MetricsURL: "http://127.0.0.1:8000/metrics", GPUs: []string{"0", "GPU-1"}}, {ID: "f", GPUs: []string{}}},
@@ -199,6 +200,7 @@ func TestConfigDefaults(t *testing.T) {
 		Migration: MigrationConfig{Deadline: 10 * time.Minute, MaxActive: 64, LeaseTTL: 30 * time.Second, CallTimeout: 5 * time.Second, Keep: 1024},
 		GPU:       GPUConfig{Enabled: &lock, Interval: time.Second},
 		Engines:   []EngineConfig{},
+		Tenants:   map[string]TenantConfig{},
 		StateDir:  "/var/lib/kvferry", LogLevel: "info",
 	}
 	if diff := cmp.Diff(want, c); diff != "" {

@@ -43,9 +43,6 @@ func (c Config) validateTenants() (errs []error) {
 }
 
 func tenantDefaults(in map[string]TenantConfig) map[string]TenantConfig {
-	if in == nil {
-		return nil
-	}
 	out := make(map[string]TenantConfig, len(in))
 	for name, t := range in {
 		t.Weight = orDefault(t.Weight, 1)
