@@ -310,6 +310,7 @@ func TestCaps(t *testing.T) {
 		})
 		synctest.Wait()
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if sent != f.bytes() {
 			t.Errorf("%d of %d bytes", sent, f.bytes())
 		}
@@ -441,6 +442,7 @@ func TestThrottledClassLetsLowerOnesGo(t *testing.T) {
 		}
 		q.sent(c, 1, false)
 		time.Sleep(500 * time.Millisecond)
+		synctest.Wait()
 		if lows < 49 || lows > 52 {
 			t.Errorf("%d chunks of the lower class in half a second, want 50", lows)
 		}
