@@ -18,9 +18,9 @@ var (
 	out   = flag.String("out", "", "write the table's result to this file, JSON, and as Markdown beside it")
 )
 
-// packetCost is what a packet costs an end: measured with "kvferry bench compare", 1.8 s/GB an end at 1,452 bytes a packet (2 cores,
-// Zen 5), sockets included.
-const packetCost = 2500 * time.Nanosecond
+// packetCost is what a full packet costs an end. Measured with "kvferry bench compare" on two shared cores (Zen 5), sockets included: 1.8
+// s/GB an end at 1,452 bytes a packet, which is 2.5 us, and 0.3 s/GB more with six symbols of parity a group.
+const packetCost = 3 * time.Microsecond
 
 // row is a line of the table.
 type row struct {
