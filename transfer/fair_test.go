@@ -375,9 +375,9 @@ func TestThrottledTenantSavesNothingUp(t *testing.T) {
 		if capped < rate*4-2<<20 || capped > rate*4+2<<20 {
 			t.Errorf("%d bytes at its rate in 10 s, want %d", capped, rate*4)
 		}
+		before := capped
 		q.start(queuedFlow(l, Interactive, Share{Tenant: "c"}, 1<<20, time.Time{}))
 		q.start(queuedFlow(l, Interactive, Share{Tenant: "d"}, 1<<20, time.Time{}))
-		before := capped
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if got := capped - before; got < rate/2-2<<20 || got > rate/2+2<<20 {
