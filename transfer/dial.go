@@ -135,11 +135,6 @@ func (l *Link) connect(ctx context.Context) error {
 		}
 		return err
 	}
-	l.mu.Lock()
-	c := l.counts()
-	n := l.mu.path.policy.met(c.rttMin)
-	l.mu.Unlock()
-	l.resize(n, c.stripes)
 	select {
 	case <-l.ready:
 		return nil
@@ -157,12 +152,13 @@ func (l *Link) dialMissing(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	l.mu.Lock()
-	missing := l.mu.path.policy.target
+	missing := l.mu.path.policy.target - l.mu.dialling
 	for _, s := range l.mu.stripes {
 		if !s.draining {
 			missing--
 		}
 	}
+	l.mu.dialling += max(missing, 0)
 	l.mu.Unlock()
 	var (
 		wg    sync.WaitGroup
@@ -179,6 +175,9 @@ func (l *Link) dialMissing(ctx context.Context) error {
 			slots <- struct{}{}
 			defer func() { <-slots }()
 			err := l.dialStripe(ctx, number)
+			l.mu.Lock()
+			l.mu.dialling--
+			l.mu.Unlock()
 			if err == nil {
 				return
 			}
@@ -238,11 +237,24 @@ func (l *Link) dialStripe(ctx context.Context, number uint32) (err error) {
 	if err != nil {
 		return l.dialError(ctx, err)
 	}
+	l.meet(s.conn.ConnectionStats().MinRTT)
 	peer, err := l.hello(ctx, s)
 	if err != nil {
 		return l.dialError(ctx, err)
 	}
 	return l.join(s, peer)
+}
+
+// meet has more stripes dialled at once where the first handshake shows that the
+// path is long.
+func (l *Link) meet(rtt time.Duration) {
+	l.mu.Lock()
+	before := l.mu.path.policy.target
+	more := l.mu.path.policy.met(rtt) > before
+	l.mu.Unlock()
+	if more {
+		l.kickKeeper()
+	}
 }
 
 // hello names the link to the peer and learns which process answers.

@@ -55,6 +55,7 @@ type Link struct {
 		control    *stripe       // carries what is sent from here
 		changed    chan struct{} // closed and replaced when stripes come or go
 		nextStripe uint32
+		dialling   int // stripes
 		nextID     uint64
 		intakes    map[flowKey]*intake
 		outflows   map[flowKey]*outflow
