@@ -5,6 +5,7 @@ import (
 	"math"
 	mrand "math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -318,7 +319,7 @@ func TestCaps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const rate = 50 << 20
 		agent := &Agent{cfg: Config{}.withDefaults()}
-		var free, capped int64
+		var freeBytes, cappedBytes atomic.Int64 // of both links
 		for range 2 {
 			l := &Link{agent: agent}
 			l.sched.init(agent.cfg.schedulerRules(), nil)
@@ -332,9 +333,9 @@ func TestCaps(t *testing.T) {
 				go server(q, c, func(c chunk) {
 					switch c.flow.share.Tenant {
 					case "capped":
-						capped += c.bytes()
+						cappedBytes.Add(c.bytes())
 					case "free":
-						free += c.bytes()
+						freeBytes.Add(c.bytes())
 					default:
 						t.Errorf("a chunk of a lower class")
 					}
@@ -344,6 +345,7 @@ func TestCaps(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
+		free, capped := freeBytes.Load(), cappedBytes.Load()
 		if capped < rate*10-2<<20 || capped > rate*10+2<<20+rate/100 {
 			t.Errorf("the tenant got %d bytes in 10 s, its rate allows %d", capped, rate*10)
 		}
