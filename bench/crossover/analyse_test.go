@@ -133,6 +133,9 @@ func TestValidate(t *testing.T) {
 	if err := ok.Validate(); err != nil {
 		t.Fatal(err)
 	}
+	if got := ok.withDefaults().Stripes; got != 0 { // as daemons have it
+		t.Errorf("%d stripes by default", got)
+	}
 	for field, edit := range map[string]func(*Config){
 		"wan":                       func(c *Config) { c.WAN.RTT = 0 },
 		"model":                     func(c *Config) { c.Model = "gpt-0" },

@@ -162,6 +162,9 @@ func (r *run) readLink(ctx context.Context) error {
 	}
 	r.link.rttMin, r.link.rttSmoothed = l.GetRttMin().AsDuration().Seconds(), l.GetRttSmoothed().AsDuration().Seconds()
 	r.link.stripes = int(l.GetStripes())
+	if r.cfg.Stripes == 0 {
+		r.in.stripes = r.link.stripes
+	}
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/kvferry/kvferry/bench/wan"
 	"github.com/kvferry/kvferry/kvstore"
 	"github.com/kvferry/kvferry/planner"
+	"github.com/kvferry/kvferry/transfer"
 )
 
 // Engines that recompute.
@@ -57,7 +58,7 @@ type Config struct {
 	Budget time.Duration
 	// Quick means fewer lengths and rounds.
 	Quick bool
-	// Stripes is the number of connections, 1 to 64. Default 8.
+	// Stripes is the number of connections, 1 to 64. Default 0: as many as the path needs, as daemons have it by default.
 	Stripes int
 	// ArenaDir is a folder on a memory filesystem for the daemons' arenas, an absolute path. Default /dev/shm where that is, else the system's
 	// folder for temporary files.
@@ -112,7 +113,6 @@ func (c Config) withDefaults() Config {
 	}
 	c.Repeats = orDefault(c.Repeats, repeats)
 	c.Budget = orDefault(c.Budget, budget)
-	c.Stripes = orDefault(c.Stripes, 8)
 	c.RoundTrips = orDefault(c.RoundTrips, planner.DefaultRoundTrips)
 	c.ArenaBytes = orDefault(c.ArenaBytes, defaultArena)
 	c.Lengths = slices.Clone(c.Lengths)
@@ -147,7 +147,7 @@ func (c Config) Validate() error {
 	check(c.RoundTrips > 0 && c.RoundTrips <= 1000, "round trips", c.RoundTrips, "above 0 to 1000")
 	check(c.Repeats >= 1 && c.Repeats <= 1000, "repeats", c.Repeats, "1 to 1000")
 	check(c.Budget >= time.Second && c.Budget <= 24*time.Hour, "budget", c.Budget, "1s to 24h")
-	check(c.Stripes >= 1 && c.Stripes <= 64, "stripes", c.Stripes, "1 to 64")
+	check(c.Stripes >= 0 && c.Stripes <= transfer.MaxStripes, "stripes", c.Stripes, "1 to 64, or 0 for as many as the path needs")
 	check(c.ArenaBytes >= 0, "arena", c.ArenaBytes, "bytes")
 	st, statErr := os.Stat(c.ArenaDir)
 	check(filepath.IsAbs(c.ArenaDir) && statErr == nil && st.IsDir(), "arena dir", c.ArenaDir, "the absolute path of a folder that exists, such as /dev/shm")

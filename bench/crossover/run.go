@@ -10,6 +10,7 @@ import (
 	"github.com/kvferry/kvferry/bench/results"
 	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+	"github.com/kvferry/kvferry/transfer"
 )
 
 // ErrNothing is returned by Run and Result.File when fewer than two lengths were measured.
@@ -29,7 +30,7 @@ func Run(ctx context.Context, cfg Config) (_ *Result, err error) {
 	r := &run{
 		cfg: cfg, preset: preset, began: time.Now(), machine: results.ThisMachine(),
 		in: inputs{
-			bytesPerToken: preset.Layout.TokenBytes(), blockTokens: preset.Layout.BlockTokens, stripes: cfg.Stripes, trips: cfg.RoundTrips, rtt: cfg.WAN.RTT, goodput: guessGoodput(cfg.WAN.Rate),
+			bytesPerToken: preset.Layout.TokenBytes(), blockTokens: preset.Layout.BlockTokens, stripes: orDefault(cfg.Stripes, transfer.MaxStripes), trips: cfg.RoundTrips, rtt: cfg.WAN.RTT, goodput: guessGoodput(cfg.WAN.Rate),
 		},
 	}
 	defer func() { err = errors.Join(err, r.close()) }()

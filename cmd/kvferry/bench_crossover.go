@@ -75,7 +75,7 @@ func (c *crossoverFlags) register(cmd *cobra.Command) {
 	fl.Var(newCount(&c.repeats, 0, 1, 1000), "repeats", "rounds, each of which measures every length once (default 5, with --quick 3)")
 	fl.Var(newDuration(&c.cfg.Budget, 0, time.Second), "budget", "how long the rounds may take (default 45s, with --quick 15s)")
 	fl.BoolVar(&c.cfg.Quick, "quick", false, "fewer lengths and rounds")
-	fl.Var(newCount(&c.stripes, 8, 1, 64), "stripes", "connections of the link")
+	fl.Var(newCount(&c.stripes, 0, 0, 64), "stripes", "connections of the link; 0: as many as the path needs, as daemons have it by default")
 	fl.StringVar(&c.cfg.ArenaDir, "arena-dir", "", "a folder on a memory filesystem for the daemons' arenas, an absolute path (default /dev/shm)")
 	fl.Var(newBytes(&c.cfg.ArenaBytes, 1<<30, 1<<20, 1<<40), "arena-bytes", "most that each daemon's arena may take; half of it bounds the prefix")
 	fl.Uint64Var(&c.cfg.Seed, "seed", 0, "of bytes, order and the bootstrap")

@@ -131,6 +131,7 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 		return nil, err
 	}
 	d.metrics = newMetrics(d.registry, d)
+	d.engines.metrics = d.metrics
 	if d.servers, err = d.serve(parts); err != nil {
 		return nil, err
 	}

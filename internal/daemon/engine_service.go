@@ -44,7 +44,7 @@ func (s *engineService) caller(ctx context.Context, req engineCall) (*engine, *e
 	e, err := s.d.engines.get(req.GetEngineId())
 	switch {
 	case err != nil && req.GetArenaId() != "":
-		return nil, nil, arenaStale("no engine %q has registered since the daemon started", req.GetEngineId())
+		return nil, nil, arenaStale("no engine %q is registered: it has unregistered, or never registered with this daemon since that started", req.GetEngineId())
 	case err != nil:
 		return nil, nil, err
 	case req.GetArenaId() == "":
@@ -109,7 +109,6 @@ func (s *engineService) RegisterEngine(ctx context.Context, req *pb.RegisterEngi
 		return nil, err
 	}
 	st, pin := e.arena.Stats(), layout.Pin()
-	s.d.metrics.engineOpened(e.id)
 	return &pb.RegisterEngineResponse{
 		Node: s.d.nodeProto(), ArenaPath: e.arena.Path(), Slots: uint32(e.arena.Slots()), StrideBytes: layout.Stride(), BlockBytes: layout.BlockBytes(),
 		PageBytes: layout.PageBytes(), LayoutPin: pin[:], PinnedBytes: st.PinnedBytes, PinNote: st.PinError,
@@ -142,7 +141,6 @@ func (s *engineService) UnregisterEngine(ctx context.Context, req *pb.Unregister
 	if err := s.d.engines.unregister(ctx, e, proc); err != nil {
 		return nil, err
 	}
-	s.d.metrics.engineClosed(e.id)
 	return &pb.UnregisterEngineResponse{}, nil
 }
 

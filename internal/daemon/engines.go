@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -54,20 +55,24 @@ type engines struct {
 	agent  *transfer.Agent
 	offers *offers
 	log    *slog.Logger
+	// metrics is told of engines that come and go, under opening. It is set before the first of them.
+	metrics *metrics
 	// opening is held while an arena is opened, which takes as long as the system needs to find the memory; look-ups go
 	// on meanwhile. It is taken before mu.
 	opening sync.Mutex
 	mu      struct {
 		sync.Mutex
 		byID   map[string]*engine
-		bytes  int64 // of all arenas
+		ending map[*engine]struct{}          // out of byID, their arenas not closed yet
+		ended  map[string]kvstore.ArenaStats // counters of closed arenas, by the label of their engines
+		bytes  int64                         // of all arenas
 		closed bool
 	}
 }
 
 func newEngines(node string, cfg ArenaConfig, agent *transfer.Agent, offers *offers, log *slog.Logger) *engines {
 	e := &engines{node: node, cfg: cfg, agent: agent, offers: offers, log: log}
-	e.mu.byID = map[string]*engine{}
+	e.mu.byID, e.mu.ending, e.mu.ended = map[string]*engine{}, map[*engine]struct{}{}, map[string]kvstore.ArenaStats{}
 	e.removeStale()
 	return e
 }
@@ -124,8 +129,10 @@ func (r *engines) register(ctx context.Context, reg registration) (*engine, erro
 	if e == nil {
 		var err error
 		if e, err = r.open(reg); err != nil {
+			r.closed(reg.id) // it may have had an arena, which is replaced
 			return nil, err
 		}
+		r.metrics.engineOpened(e.id)
 		r.mu.Lock()
 		r.mu.byID[reg.id] = e
 		r.mu.bytes += e.arenaBytes
@@ -157,13 +164,57 @@ func (e *engine) replaceable(l kvstore.Layout) string {
 // retire takes an engine out of the registry and closes its arena. What still uses it fails.
 func (r *engines) retire(e *engine) error {
 	r.forget(e)
-	return errors.Join(r.agent.Deregister(e.memory), e.arena.Close())
+	err := errors.Join(r.agent.Deregister(e.memory), e.arena.Close())
+	r.settle(e)
+	return err
 }
 
-// forget takes an engine out of the registry. r.opening is held, so that nobody takes its id meanwhile.
+// settle keeps what the arena of a forgotten engine counted. The arena is closed, so that it counts no more.
+func (r *engines) settle(e *engine) {
+	st, label := e.arena.Stats(), r.metrics.engines.label(e.id)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.mu.ending, e)
+	r.mu.ended[label] = addCounters(r.mu.ended[label], st)
+}
+
+// closed has the metrics forget an engine that is not registered any more. What it counted goes with its own label, if it had
+// one; under a label that others share it stays, because a counter does not go down.
+func (r *engines) closed(id string) {
+	if own := r.metrics.engineClosed(id); own {
+		r.mu.Lock()
+		delete(r.mu.ended, id)
+		r.mu.Unlock()
+	}
+}
+
+// counted is every engine with its label, and what arenas that are gone counted under each label. An arena that is being closed is
+// in exactly one of them: among the engines, with gauge false.
+func (r *engines) counted() (live []labelled, ended map[string]kvstore.ArenaStats) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.mu.byID {
+		live = append(live, labelled{e, r.metrics.engines.label(e.id), true})
+	}
+	for e := range r.mu.ending {
+		live = append(live, labelled{e, r.metrics.engines.label(e.id), false})
+	}
+	return live, maps.Clone(r.mu.ended)
+}
+
+// labelled is an engine with its label in metrics. Of one without gauge only the counters count.
+type labelled struct {
+	*engine
+	label string
+	gauge bool
+}
+
+// forget takes an engine out of the registry; settle is owed once its arena is closed. r.opening is held, so that nobody takes its
+// id meanwhile.
 func (r *engines) forget(e *engine) {
 	r.mu.Lock()
 	delete(r.mu.byID, e.id)
+	r.mu.ending[e] = struct{}{}
 	r.mu.bytes -= e.arenaBytes
 	r.mu.Unlock()
 	close(e.gone)
@@ -188,6 +239,8 @@ func (r *engines) unregister(ctx context.Context, e *engine, p *engineProcess) e
 		r.log.LogAttrs(ctx, slog.LevelWarn, "close the arena of an engine that unregisters", slog.String("engine_id", e.id), slog.Any("error", err))
 	}
 	r.forget(e)
+	r.settle(e)
+	r.closed(e.id)
 	if err := r.agent.Deregister(e.memory); err != nil {
 		return fmt.Errorf("unregister engine %q: %w", e.id, err)
 	}

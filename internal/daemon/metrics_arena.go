@@ -68,24 +68,32 @@ var (
 			gaugeRow("kvferry_arena_leases", "Leases held.", labels, always(func(s st) float64 { return float64(s.Leases) })),
 			gaugeRow("kvferry_arena_leased_blocks", "Blocks under a lease.", labels, always(func(s st) float64 { return float64(s.LeasedBlocks) })),
 			gaugeRow("kvferry_arena_broken", "1 when the arena's memory faulted and it is out of use.", labels, always(func(s st) float64 { return one(s.Broken) })),
-			counterRow("kvferry_arena_evictions_total", "Blocks evicted.", labels, always(func(s st) float64 { return float64(s.Evictions) })),
-			counterRow("kvferry_arena_checksum_failures_total", "Pages that failed verification.", labels, always(func(s st) float64 { return float64(s.SumFailures) })),
 		}
 	}()
+	arenaCounters = []row[kvstore.ArenaStats]{
+		counterRow("kvferry_arena_evictions_total", "Blocks evicted.", []string{"engine"}, always(func(s kvstore.ArenaStats) float64 { return float64(s.Evictions) })),
+		counterRow("kvferry_arena_checksum_failures_total", "Pages that failed verification.", []string{"engine"}, always(func(s kvstore.ArenaStats) float64 { return float64(s.SumFailures) })),
+	}
 )
 
 // Describe implements prometheus.Collector.
 func (c *arenaCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- arenaSlots
 	describeRows(ch, arenaRows)
+	describeRows(ch, arenaCounters)
 }
 
-// Collect implements prometheus.Collector. Engines that share a label are added up.
+// Collect implements prometheus.Collector. Engines that share a label are added up, and with them the counters of those that are
+// gone; gauges are of arenas that are there.
 func (c *arenaCollector) Collect(ch chan<- prometheus.Metric) {
+	live, counters := c.d.engines.counted()
 	byLabel := map[string]kvstore.ArenaStats{}
-	for _, e := range c.d.engines.list() {
-		label := c.d.metrics.engines.label(e.id)
-		byLabel[label] = addStats(byLabel[label], e.arena.Stats())
+	for _, e := range live {
+		st := e.arena.Stats()
+		counters[e.label] = addCounters(counters[e.label], st)
+		if e.gauge {
+			byLabel[e.label] = addStats(byLabel[e.label], st)
+		}
 	}
 	for label, st := range byLabel {
 		for state, n := range map[string]int{"free": st.SlotsFree, "reserved": st.SlotsReserved, "committed": st.SlotsCommitted, "draining": st.SlotsDraining} {
@@ -93,9 +101,12 @@ func (c *arenaCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		collectRows(ch, arenaRows, st, label)
 	}
+	for label, st := range counters {
+		collectRows(ch, arenaCounters, st, label)
+	}
 }
 
-// addStats adds up what is exported of two arenas; broken when one is.
+// addStats adds up the gauges of two arenas; broken when one is.
 func addStats(a, b kvstore.ArenaStats) kvstore.ArenaStats {
 	a.SlotsFree += b.SlotsFree
 	a.SlotsReserved += b.SlotsReserved
@@ -103,12 +114,17 @@ func addStats(a, b kvstore.ArenaStats) kvstore.ArenaStats {
 	a.SlotsDraining += b.SlotsDraining
 	a.Leases += b.Leases
 	a.LeasedBlocks += b.LeasedBlocks
-	a.Evictions += b.Evictions
-	a.SumFailures += b.SumFailures
 	a.Bytes += b.Bytes
 	a.TouchedBytes += b.TouchedBytes
 	a.PinnedBytes += b.PinnedBytes
 	a.Broken = a.Broken || b.Broken
+	return a
+}
+
+// addCounters adds b's counters to a.
+func addCounters(a, b kvstore.ArenaStats) kvstore.ArenaStats {
+	a.Evictions += b.Evictions
+	a.SumFailures += b.SumFailures
 	return a
 }
 

@@ -14,18 +14,20 @@ const (
 )
 
 // engineNames bounds the label "engine": an engine chooses its id, and one that takes another at each start would make series
-// without end. Configured engines have their own label; of the others those that registered first, until they unregister.
+// without end. Configured engines have their own label; of the others those that registered first, until they unregister. An
+// engine keeps its label until then: counts do not move from one to another.
 type engineNames struct {
 	configured map[string]bool
 	mu         struct {
 		sync.Mutex
-		own map[string]bool // not configured
+		own  map[string]bool // not configured
+		rest map[string]bool // without a label of their own; as many as there are engines
 	}
 }
 
 func newEngineNames(cfg []EngineConfig) *engineNames {
 	n := &engineNames{configured: map[string]bool{}}
-	n.mu.own = map[string]bool{}
+	n.mu.own, n.mu.rest = map[string]bool{}, map[string]bool{}
 	for _, e := range cfg {
 		n.configured[e.ID] = true
 	}
@@ -35,8 +37,12 @@ func newEngineNames(cfg []EngineConfig) *engineNames {
 // add gives id a label of its own if there is room, and returns its label.
 func (n *engineNames) add(id string) string {
 	n.mu.Lock()
-	if !n.configured[id] && len(n.mu.own) < maxEngineNames {
+	switch {
+	case n.configured[id] || n.mu.own[id] || n.mu.rest[id]:
+	case id != otherEngine && len(n.mu.own) < maxEngineNames:
 		n.mu.own[id] = true
+	default:
+		n.mu.rest[id] = true
 	}
 	n.mu.Unlock()
 	return n.label(id)
@@ -48,6 +54,7 @@ func (n *engineNames) remove(id string) bool {
 	defer n.mu.Unlock()
 	had := n.mu.own[id]
 	delete(n.mu.own, id)
+	delete(n.mu.rest, id)
 	return had
 }
 
@@ -71,11 +78,13 @@ func (m *metrics) engineOpened(id string) {
 	}
 }
 
-// engineClosed forgets an engine that has unregistered.
-func (m *metrics) engineClosed(id string) {
-	if m.engines.remove(id) && id != otherEngine {
+// engineClosed forgets an engine that is not registered any more, and reports whether it had a label of its own that goes with it.
+func (m *metrics) engineClosed(id string) (own bool) {
+	own = m.engines.remove(id)
+	if own {
 		m.prefix.DeletePartialMatch(prometheus.Labels{"engine": id})
 	}
+	return own
 }
 
 // asked adds a call's answers.

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -83,5 +84,66 @@ func TestEngineLabelIsBounded(t *testing.T) {
 		if len(labels) != maxEngineNames+2 || slices.Contains(labels, "e000") || !slices.Contains(labels, "later") {
 			t.Errorf("after one has made room: %v", labels)
 		}
+	})
+}
+
+// What engines without a label of their own counted stays when they are gone, as does what an arena counted that is replaced: a
+// counter that goes down looks like a restart. An engine never changes its label while it is registered.
+func TestEndedEnginesStayCounted(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFleetEdited(t, fast, func(_ string, c *Config, _ *Parts) { c.Engines = []EngineConfig{{ID: "listed"}} }, "a")
+		n := f.nodes["a"]
+		evicted := func(label string, want float64) {
+			t.Helper()
+			got := n.samples()
+			name := fmt.Sprintf(`kvferry_arena_evictions_total{engine=%q}`, label)
+			if v, ok := got[name]; !ok || v != want {
+				t.Errorf("%s is %v (there: %v), want %v", name, v, ok, want)
+			}
+		}
+		evict := func(e *testEngine) float64 { // fills the arena twice
+			slots := int(e.reg.GetSlots())
+			e.write("", chain("first "+e.id, slots))
+			e.write("", chain("second "+e.id, slots))
+			return float64(slots)
+		}
+		first := n.register("own", testLayout(), 64<<10)
+		for i := range maxEngineNames - 1 {
+			n.register(fmt.Sprintf("e%03d", i), testLayout(), 64<<10)
+		}
+		listed := n.register("listed", testLayout(), 64<<10)
+		one, two := n.register("late-1", testLayout(), 64<<10), n.register("late-2", testLayout(), 64<<10)
+		want := evict(one) + evict(two)
+		evicted(otherEngine, want)
+		if err := one.unregister(); err != nil {
+			t.Fatal(err)
+		}
+		evicted(otherEngine, want)
+
+		own := evict(first)
+		evicted("own", own)
+		if err := first.unregister(); err != nil {
+			t.Fatal(err)
+		}
+		if got := n.samples(); slices.Contains(engineLabelsOf(got), "own") {
+			t.Error("the label of an engine that is gone is there")
+		}
+		n.register("late-2", testLayout(), 64<<10) // the same engine again, though there is room for its label
+		evicted(otherEngine, want)
+		if err := two.unregister(); err != nil {
+			t.Fatal(err)
+		}
+		evicted(otherEngine, want)
+		if got := n.samples(); len(got) == 0 || got[`kvferry_arena_size_bytes{engine="other"}`] != 0 {
+			t.Error("gauges of an arena that is gone")
+		}
+
+		count := evict(listed)
+		evicted("listed", count)
+		if err := os.Truncate(listed.reg.GetArenaPath(), 0); err != nil {
+			t.Fatal(err)
+		}
+		n.register("listed", testLayout(), 64<<10)
+		evicted("listed", count)
 	})
 }

@@ -50,7 +50,9 @@ func TestUnregister(t *testing.T) {
 		if _, err := events.Recv(); status.Code(err) != codes.FailedPrecondition {
 			t.Errorf("the stream of events ends with %v", err)
 		}
-		wantError(t, te.unregister(), ReasonArenaStale)
+		if f := wantError(t, te.unregister(), ReasonArenaStale); !strings.Contains(f.Message, "unregistered") {
+			t.Errorf("an engine that has unregistered is told %q", f.Message)
+		}
 		if got := n.samples(); strings.Contains(strings.Join(engineLabelsOf(got), " "), "e") {
 			t.Errorf("series of the engine are left: %v", engineLabelsOf(got))
 		}
