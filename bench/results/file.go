@@ -8,8 +8,6 @@ import (
 	"io"
 	"maps"
 	"math"
-	"os"
-	"path/filepath"
 	"regexp"
 	"runtime/debug"
 	"slices"
@@ -304,14 +302,13 @@ func (m Metric) validate() error {
 	return nil
 }
 
-// Save writes the result to path in the nested form, readable by all, replacing a file that is there: either the old or
-// the new file stands at path at any time, never a part. An invalid result is not written.
+// Save writes the result to path in the nested form, as [WriteFile] does. An invalid result is not written.
 func (f *File) Save(path string) error {
 	b, err := f.encode()
 	if err != nil {
 		return fmt.Errorf("save result %s: %w", path, err)
 	}
-	if err := writeFile(path, b); err != nil {
+	if err := WriteFile(path, b); err != nil {
 		return fmt.Errorf("save result: %w", err)
 	}
 	return nil
@@ -362,39 +359,6 @@ func (f *File) WriteFlat(w io.Writer) error {
 		return fmt.Errorf("write result: %w", err)
 	}
 	return nil
-}
-
-// writeFile replaces path by way of a file beside it.
-func writeFile(path string, b []byte) (err error) {
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".result-*.tmp")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, ignoreClosed(tmp.Close()), os.Remove(tmp.Name()))
-		}
-	}()
-	if _, err := tmp.Write(b); err != nil {
-		return err
-	}
-	if err := tmp.Chmod(0o644); err != nil {
-		return err
-	}
-	if err := tmp.Sync(); err != nil {
-		return err
-	}
-	if err := tmp.Close(); err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), path)
-}
-
-func ignoreClosed(err error) error {
-	if errors.Is(err, os.ErrClosed) {
-		return nil
-	}
-	return err
 }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

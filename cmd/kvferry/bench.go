@@ -62,12 +62,21 @@ func (b *benchFlags) begin() (err error) {
 		return usagef("", "--diff OLD.json beside --allow-unlike", "--allow-unlike has nothing to allow")
 	}
 	if b.save != "" {
-		if fi, err := os.Stat(filepath.Dir(b.save)); err != nil || !fi.IsDir() {
-			return usagef(b.save, "a file in a folder that exists", "--save %s: its folder is not there", b.save)
+		return checkPlace("save", b.save)
+	}
+	return nil
+}
+
+// checkPlace refuses a file that a flag names and that cannot be written.
+func checkPlace(flag, path string) error {
+	if fi, err := os.Stat(path); err == nil {
+		if fi.IsDir() {
+			return usagef(path, "a file's name", "--%s %s is a folder", flag, path)
 		}
-		if fi, err := os.Stat(b.save); err == nil && fi.IsDir() {
-			return usagef(b.save, "a file's name", "--save %s is a folder", b.save)
-		}
+		return nil
+	}
+	if fi, err := os.Stat(filepath.Dir(path)); err != nil || !fi.IsDir() {
+		return usagef(path, "a file in a folder that exists", "--%s %s: its folder is not there", flag, path)
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -155,8 +154,8 @@ func (c *crossoverFlags) check(cmd *cobra.Command) error {
 		return err
 	}
 	if c.csv != "" {
-		if fi, err := os.Stat(filepath.Dir(c.csv)); err != nil || !fi.IsDir() {
-			return usagef(c.csv, "a file in a folder that exists", "--csv %s: its folder is not there", c.csv)
+		if err := checkPlace("csv", c.csv); err != nil {
+			return err
 		}
 	}
 	return checkPicture(c.out)
@@ -167,7 +166,7 @@ func csvTo(path string, res *crossover.Result) error {
 	if err := res.CSV(&b); err != nil {
 		return err
 	}
-	if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
+	if err := results.WriteFile(path, []byte(b.String())); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil

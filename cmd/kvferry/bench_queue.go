@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -128,10 +127,7 @@ func checkPicture(path string) error {
 	if ext := strings.ToLower(filepath.Ext(path)); ext != ".svg" && ext != ".png" {
 		return usagef(path, "a name that ends in .svg or .png", "--out %s: the ending %q says no kind of picture", path, ext)
 	}
-	if fi, err := os.Stat(filepath.Dir(path)); err != nil || !fi.IsDir() {
-		return usagef(path, "a file in a folder that exists", "--out %s: its folder is not there", path)
-	}
-	return nil
+	return checkPlace("out", path)
 }
 
 // drawTo writes a plot, by the ending of the file's name.
@@ -142,7 +138,7 @@ func drawTo(path string, p results.Plot) error {
 	}
 	b, err := draw()
 	if err == nil {
-		err = os.WriteFile(path, b, 0o644)
+		err = results.WriteFile(path, b)
 	}
 	if err != nil {
 		return fmt.Errorf("draw %s: %w", path, err)

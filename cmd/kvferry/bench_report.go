@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -123,18 +124,12 @@ func (r *reportFlags) check(cmd *cobra.Command, b *benchFlags, files []string) e
 	if len(files) > report.MaxInputs {
 		return usagef("", fmt.Sprintf("at most %d FILEs", report.MaxInputs), "%d results are too many for one report", len(files))
 	}
-	for flag, path := range map[string]string{"out": filepath.Dir(r.out), "keep": r.keep} {
-		if path == "" {
-			continue
-		}
-		if fi, err := os.Stat(path); err != nil || !fi.IsDir() {
-			return usagef(path, "a folder that exists", "--%s: the folder %s is not there", flag, path)
+	if r.keep != "" {
+		if fi, err := os.Stat(r.keep); err != nil || !fi.IsDir() {
+			return usagef(r.keep, "a folder that exists", "--keep: the folder %s is not there", r.keep)
 		}
 	}
-	if fi, err := os.Stat(r.out); err == nil && fi.IsDir() {
-		return usagef(r.out, "a file's name", "--out %s is a folder", r.out)
-	}
-	return nil
+	return checkPlace("out", r.out)
 }
 
 func loadResults(files []string) ([]report.Input, error) {
@@ -286,20 +281,15 @@ func (a *app) measureReport(cmd *cobra.Command, b *benchFlags, r *reportFlags) (
 	return out, nil
 }
 
-// writeReport writes the page beside its place first, so that a file that is there is replaced by a whole one only.
-func writeReport(path string, rep *report.Report) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), ".report-*.html")
+// writeReport writes the page whole or not at all.
+func writeReport(path string, rep *report.Report) error {
+	var page bytes.Buffer
+	err := rep.WriteHTML(&page)
+	if err == nil {
+		err = results.WriteFile(path, page.Bytes())
+	}
 	if err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	err = rep.WriteHTML(f)
-	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	return os.Rename(f.Name(), path)
+	return nil
 }
