@@ -13,8 +13,6 @@ package main
 import (
 	"context"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"golang.org/x/term"
 )
@@ -26,10 +24,8 @@ func main() { os.Exit(mainCode()) }
 
 // mainCode is main with its deferred calls run.
 func mainCode() int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := notifyContext(context.Background())
 	defer stop()
-	// The first signal cancels ctx, so that commands can tidy up; the second then kills, as if there were no handler.
-	context.AfterFunc(ctx, stop)
 	a := &app{stdout: os.Stdout, stderr: os.Stderr, terminal: term.IsTerminal(int(os.Stderr.Fd()))}
 	return int(a.run(ctx, os.Args[1:]))
 }
