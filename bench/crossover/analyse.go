@@ -282,8 +282,9 @@ func (res *Result) caution() {
 	if res.LimitedBy == LimitMachine {
 		warn("the machine, not the link, set the time of a fetch: %s", res.Why)
 	}
-	if e := res.TimeErrorPct.Recompute; res.Engine == EnginePaced && math.Abs(e.Worst) > lateRecompute {
-		warn("paced prefills took %.1f %% longer than stated (%d tokens): the machine's timers were late", -e.Worst, e.WorstTokens)
+	if e := res.TimeErrorPct.Recompute; res.Engine == EnginePaced && e.Worst < -lateRecompute {
+		// Worst is in hundredths of what was measured; this is in those of what was stated.
+		warn("paced prefills took %.1f %% longer than stated (%d tokens): the machine's timers were late", -100*e.Worst/(100+e.Worst), e.WorstTokens)
 	}
 	for _, p := range res.Points {
 		for _, m := range []struct {

@@ -151,12 +151,13 @@ func TestValidate(t *testing.T) {
 		"stripes":                   func(c *Config) { c.Stripes = 65 },
 		"arena":                     func(c *Config) { c.ArenaBytes = 1 << 20 },
 		"lengths":                   func(c *Config) { c.Lengths = []int64{16} },
+		"lengths ":                  func(c *Config) { c.Lengths = make([]int64, 1000) },
 		"length":                    func(c *Config) { c.Lengths = []int64{16, 17} },
 	} {
 		c := ok
 		edit(&c)
 		err := c.Validate()
-		if in, is := errors.AsType[*InputError](err); !is || in.Field != field || in.Allowed == "" {
+		if in, is := errors.AsType[*InputError](err); !is || in.Field != strings.TrimSpace(field) || len(in.Value) > 100 || in.Allowed == "" {
 			t.Errorf("%s: error %v", field, err)
 		}
 	}
@@ -205,6 +206,14 @@ func TestCaution(t *testing.T) {
 	res.caution()
 	if len(res.warnings) != 2 || !strings.Contains(res.warnings[0], "-11.0 %: fetch of 32 tokens took 1 s, predicted 890 ms") || !strings.Contains(res.warnings[1], "+11.0 %: recompute of 48 tokens") {
 		t.Errorf("warnings %q", res.warnings)
+	}
+}
+
+// A prefill that takes longer than stated is late by a share of what was stated.
+func TestLatePrefill(t *testing.T) {
+	late := &Result{Rounds: 5, Engine: EnginePaced, TimeErrorPct: TimeErrors{Recompute: errorPct([]Point{{PrefixTokens: 64}}, func(Point) (float64, float64) { return 0.192, 0.2108 })}}
+	if late.caution(); len(late.warnings) != 1 || !strings.Contains(late.warnings[0], "took 9.8 % longer than stated (64 tokens)") { // 0.2108/0.192 = 1.0979
+		t.Errorf("warnings %q", late.warnings)
 	}
 }
 

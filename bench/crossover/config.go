@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvferry/kvferry/bench/results"
 	"github.com/kvferry/kvferry/bench/wan"
 	"github.com/kvferry/kvferry/kvstore"
 	"github.com/kvferry/kvferry/planner"
@@ -34,7 +35,8 @@ type Config struct {
 	Engine string
 	// PrefillSecondsPerToken is the pace of EnginePaced, in seconds a token, 1e-7 to 10. Required there, not allowed elsewhere.
 	PrefillSecondsPerToken float64
-	// OpenAIURL is the endpoint of EngineOpenAI, http or https: ".../v1", or the server's root. Required there, not allowed elsewhere.
+	// OpenAIURL is the endpoint of EngineOpenAI, http or https: ".../v1", or the server's root, without a query. Required there, not
+	// allowed elsewhere. A user and password in it are sent and not part of any result or error.
 	OpenAIURL string
 	// OpenAIModel is the model's name there. Default: the first that /v1/models lists.
 	OpenAIModel string
@@ -165,12 +167,16 @@ func (c Config) checkEngine(check func(ok bool, field string, value any, allowed
 	} else {
 		check(pace == 0, "prefill seconds per token", pace, "none with engine "+c.Engine+", which is measured")
 	}
+	shown := results.RedactURL(c.OpenAIURL)
+	if i := strings.IndexAny(shown, "?#"); i >= 0 { // after it there may be a key
+		shown = shown[:i+1] + "..."
+	}
 	if c.Engine != EngineOpenAI {
-		check(c.OpenAIURL == "", "openai", c.OpenAIURL, "none with engine "+c.Engine)
+		check(c.OpenAIURL == "", "openai", shown, "none with engine "+c.Engine)
 		return
 	}
 	u, err := url.Parse(c.OpenAIURL)
-	check(err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "", "openai", c.OpenAIURL, "the address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1")
+	check(err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.RawQuery == "" && u.Fragment == "", "openai", shown, "the address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1, without a query")
 }
 
 func (c Config) checkLengths(l kvstore.Layout, check func(ok bool, field string, value any, allowed string)) {
@@ -183,13 +189,29 @@ func (c Config) checkLengths(l kvstore.Layout, check func(ok bool, field string,
 	if len(c.Lengths) == 0 {
 		return
 	}
-	check(len(c.Lengths) >= 2 && len(c.Lengths) <= maxLengths, "lengths", len(c.Lengths), fmt.Sprintf("2 to %d lengths: a line needs two", maxLengths))
+	check(len(c.Lengths) >= 2 && len(c.Lengths) <= maxLengths, "lengths", listed(c.Lengths), fmt.Sprintf("2 to %d lengths: a line needs two", maxLengths))
 	fits := c.ArenaBytes / 2 / block * n
 	for i, v := range c.Lengths {
 		check(v >= n && v%n == 0 && v <= maxTokens, "length", v, fmt.Sprintf("multiples of the block, %d tokens, to %d", n, maxTokens))
 		check(v <= fits, "length", v, fmt.Sprintf("at most %d tokens, which fill half of an arena of %d bytes", fits, c.ArenaBytes))
 		check(i == 0 || v != c.Lengths[i-1], "length", v, "each length once")
 	}
+}
+
+// listed are lengths as they are given, the first few of too many.
+func listed(lengths []int64) string {
+	var b strings.Builder
+	for i, n := range lengths {
+		if i > maxLengths {
+			b.WriteString(",...")
+			break
+		}
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprint(&b, n)
+	}
+	return b.String()
 }
 
 func modelNames() string {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 // endpoint is an OpenAI-compatible server that takes a fixed time and one a token.
 type endpoint struct {
 	fixed, perToken time.Duration
+	broken          atomic.Bool     // it answers with an error
 	count           func(n int) int // of prompt tokens, as it says
 	mu              sync.Mutex
 	prompts         [][]int
@@ -30,6 +32,10 @@ func (e *endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.mu.Lock()
 	e.keys = append(e.keys, r.Header.Get("Authorization"))
 	e.mu.Unlock()
+	if e.broken.Load() {
+		http.Error(w, "out of memory", http.StatusInternalServerError)
+		return
+	}
 	switch r.URL.Path {
 	case "/v1/models":
 		_, _ = w.Write([]byte(`{"object":"list","data":[{"id":"served"},{"id":"other"}]}`))
@@ -200,4 +206,85 @@ func TestRunWithoutEndpoint(t *testing.T) {
 	if end, ok := errors.AsType[*EndpointError](err); !ok || end.Status != http.StatusNotFound {
 		t.Errorf("error %v", err)
 	}
+}
+
+// An endpoint that fails in the second round leaves what the first gave, beside the error; one that fails in the first, nothing
+// whose lengths no line goes through.
+func TestRunWithFailingEndpoint(t *testing.T) {
+	for _, tc := range []struct {
+		at     string
+		rounds int
+	}{{"round 1 of 3", 0}, {"round 2 of 3", 1}} {
+		t.Run(tc.at, func(t *testing.T) {
+			e := &endpoint{fixed: time.Millisecond}
+			srv := httptest.NewServer(e)
+			defer srv.Close()
+			cfg := Config{WAN: link(t, "rtt=1ms,rate=1Gbps"), Engine: EngineOpenAI, OpenAIURL: srv.URL, Lengths: []int64{16, 32}, Repeats: 3, Quick: true, MaxPrefix: 64}
+			cfg.Progress = func(p Progress) {
+				if p.Stage == tc.at {
+					e.broken.Store(true)
+				}
+			}
+			res, err := Run(t.Context(), cfg)
+			if end, ok := errors.AsType[*EndpointError](err); !ok || end.Status != http.StatusInternalServerError {
+				t.Fatalf("error %v", err)
+			}
+			if tc.rounds == 0 {
+				if res != nil {
+					t.Errorf("a result of nothing: %+v", res)
+				}
+				return
+			}
+			if res == nil || res.Rounds != tc.rounds || len(res.Points) != 2 || !res.Interrupted() {
+				t.Fatalf("result %+v", res)
+			}
+			if w := strings.Join(res.Warnings(), "\n"); !strings.Contains(w, "out of memory") || strings.Contains(w, "fix:") {
+				t.Errorf("warnings %q", w)
+			}
+			checkFile(t, res)
+		})
+	}
+}
+
+// A user and password of the address are sent, and stand in no error and no result.
+func TestOpenAIPassword(t *testing.T) {
+	e := &endpoint{}
+	srv := httptest.NewServer(e)
+	defer srv.Close()
+	address := strings.Replace(srv.URL, "http://", "http://me:secret@", 1)
+	o, err := openOpenAI(t.Context(), Config{OpenAIURL: address})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.prefill(t.Context(), 16); err != nil {
+		t.Fatal(err)
+	}
+	if len(e.keys) != 2 || !strings.HasPrefix(e.keys[1], "Basic ") {
+		t.Errorf("sent %q", e.keys)
+	}
+	hidden := func(name string, err error) {
+		if err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "xxxxx@") {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+	e.broken.Store(true)
+	_, err = o.prefill(t.Context(), 16)
+	hidden("status", err)
+	srv.Close()
+	_, err = o.prefill(t.Context(), 16)
+	hidden("not there", err)
+	_, err = openOpenAI(t.Context(), Config{OpenAIURL: address})
+	hidden("no models", err)
+	ok := Config{WAN: link(t, "rtt=1ms"), Engine: EngineOpenAI, OpenAIURL: address}
+	if err := ok.Validate(); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []string{"ftp://me:secret@host", "http://me:secret%zz@host", "me:secret@host", address + "/v1?key=secret", address + "#secret@x"} {
+		c := ok
+		c.OpenAIURL = bad
+		hidden(bad, c.Validate())
+	}
+	c := ok
+	c.Engine, c.PrefillSecondsPerToken = EnginePaced, 1e-3
+	hidden("another engine", c.Validate())
 }

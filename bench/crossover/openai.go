@@ -4,12 +4,16 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
+
+	"github.com/kvferry/kvferry/bench/results"
 )
 
 const (
@@ -25,6 +29,7 @@ const (
 // openAI measures the time to the first token at an endpoint.
 type openAI struct {
 	base, model, key string
+	shown            string // base without a password
 	client           *http.Client
 	rng              *rand.Rand
 }
@@ -34,7 +39,7 @@ func openOpenAI(ctx context.Context, c Config) (*openAI, error) {
 	if !strings.HasSuffix(base, "/v1") {
 		base += "/v1"
 	}
-	o := &openAI{base: base, model: c.OpenAIModel, key: c.OpenAIKey, client: &http.Client{Timeout: openAITimeout}}
+	o := &openAI{base: base, shown: results.RedactURL(base), model: c.OpenAIModel, key: c.OpenAIKey, client: &http.Client{Timeout: openAITimeout}}
 	o.rng = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())) // an endpoint may remember the prompts of an earlier run
 	if o.model != "" {
 		return o, nil
@@ -48,25 +53,28 @@ func openOpenAI(ctx context.Context, c Config) (*openAI, error) {
 		return nil, err
 	}
 	if len(list.Data) == 0 || list.Data[0].ID == "" {
-		return nil, &EndpointError{Path: base + "/models", Message: "it lists no model", Fix: "name the model"}
+		return nil, &EndpointError{Path: o.shown + "/models", Message: "it lists no model", Fix: "name the model"}
 	}
 	o.model = list.Data[0].ID
 	return o, nil
 }
 
-// EndpointError is an OpenAI-compatible endpoint that does not do what is needed.
+// EndpointError is an OpenAI-compatible endpoint that does not do what is needed. Path is its address without a user and password.
 type EndpointError struct {
 	Path, Message, Fix string
 	Status             int // of HTTP; 0 when there is none
 }
 
 // Error names the endpoint, what it did and the fix.
-func (e *EndpointError) Error() string {
+func (e *EndpointError) Error() string { return fmt.Sprintf("%s (fix: %s)", e.What(), e.Fix) }
+
+// What names the endpoint and what it did.
+func (e *EndpointError) What() string {
 	status := ""
 	if e.Status != 0 {
 		status = fmt.Sprintf(" (HTTP %d)", e.Status)
 	}
-	return fmt.Sprintf("%s%s: %s (fix: %s)", e.Path, status, e.Message, e.Fix)
+	return fmt.Sprintf("%s%s: %s", e.Path, status, e.Message)
 }
 
 func (o *openAI) prefill(ctx context.Context, n int64) (float64, error) {
@@ -90,7 +98,7 @@ func (o *openAI) prefill(ctx context.Context, n int64) (float64, error) {
 	seconds := time.Since(began).Seconds()
 	if got := answer.Usage.PromptTokens; got < n || got > n+2 { // a token or two may be put in front
 		return 0, &EndpointError{
-			Path: o.base + "/completions", Message: fmt.Sprintf("it counted %d tokens in a prompt of %d token ids", got, n),
+			Path: o.shown + "/completions", Message: fmt.Sprintf("it counted %d tokens in a prompt of %d token ids", got, n),
 			Fix: "use an endpoint that takes prompts as token ids, as vLLM and SGLang do",
 		}
 	}
@@ -112,18 +120,21 @@ func (o *openAI) call(ctx context.Context, method, path string, body []byte, ans
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		return &EndpointError{Path: o.base + path, Message: err.Error(), Fix: "check that the server runs and that this host reaches it"}
+		if in, ok := errors.AsType[*url.Error](err); ok {
+			err = in.Err // without the address, which stands before it
+		}
+		return &EndpointError{Path: o.shown + path, Message: err.Error(), Fix: "check that the server runs and that this host reaches it"}
 	}
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err == nil && resp.StatusCode != http.StatusOK {
-		return &EndpointError{Path: o.base + path, Status: resp.StatusCode, Message: clip(string(b)), Fix: "check the address, the model's name, the key and its longest prompt"}
+		return &EndpointError{Path: o.shown + path, Status: resp.StatusCode, Message: clip(string(b)), Fix: "check the address, the model's name, the key and its longest prompt"}
 	}
 	if err == nil {
 		err = json.Unmarshal(b, answer)
 	}
 	if err != nil {
-		return &EndpointError{Path: o.base + path, Status: resp.StatusCode, Message: err.Error(), Fix: "check that the address is that of an OpenAI-compatible server"}
+		return &EndpointError{Path: o.shown + path, Status: resp.StatusCode, Message: err.Error(), Fix: "check that the address is that of an OpenAI-compatible server"}
 	}
 	return nil
 }

@@ -17,7 +17,8 @@ import (
 var ErrNothing = errors.New("nothing was measured: a crossover needs two lengths at least")
 
 // Run measures. When ctx ends it returns what the rounds that are over gave, with Interrupted set and no error, or ErrNothing
-// with ctx's cause. Errors: Config.Validate's, *EndpointError, *MigrationError, those of the daemons.
+// with ctx's cause. When a prefill or a migration fails in the rounds it returns the same, with a warning, and the error.
+// Errors: Config.Validate's, *EndpointError, *MigrationError, those of the daemons.
 func Run(ctx context.Context, cfg Config) (_ *Result, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -34,14 +35,26 @@ func Run(ctx context.Context, cfg Config) (_ *Result, err error) {
 		},
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
-	if err := r.measure(ctx); err != nil && ctx.Err() == nil {
-		return nil, err
+	failed := r.measure(ctx)
+	if ctx.Err() != nil {
+		failed = nil // by that
 	}
-	res := r.result(ctx.Err() != nil)
-	if res == nil {
-		return nil, errors.Join(ErrNothing, context.Cause(ctx))
+	if failed != nil && len(r.points) > 0 {
+		r.warn("the rounds ended early, this holds what was measured before: %s", what(failed))
 	}
-	return res, nil
+	res := r.result(ctx.Err() != nil || failed != nil)
+	if res == nil && failed == nil {
+		failed = errors.Join(ErrNothing, context.Cause(ctx))
+	}
+	return res, failed
+}
+
+// what is an error without its advice, which a result has no use for.
+func what(err error) string {
+	if end, ok := errors.AsType[*EndpointError](err); ok {
+		return end.What()
+	}
+	return err.Error()
 }
 
 // guessGoodput is what a model link of that rate is taken to give until it is measured.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -163,16 +162,8 @@ func (b *benchFlags) compare(f *results.File) error {
 // benchCommand is the command line that a result records: the flags that were given.
 func benchCommand(cmd *cobra.Command) []string {
 	out := strings.Fields(cmd.CommandPath())
-	cmd.Flags().Visit(func(f *pflag.Flag) { out = append(out, "--"+f.Name+"="+redact(strings.Trim(f.Value.String(), "[]"))) })
+	cmd.Flags().Visit(func(f *pflag.Flag) { out = append(out, "--"+f.Name+"="+results.RedactURL(strings.Trim(f.Value.String(), "[]"))) })
 	return out
-}
-
-// redact takes a password out of an address: results are kept and shown.
-func redact(s string) string {
-	if u, err := url.Parse(s); err == nil && u.User != nil {
-		return u.Redacted()
-	}
-	return s
 }
 
 // byteUnits, longest name first because they all end in "b".

@@ -94,14 +94,19 @@ func (a *app) benchCrossover(cmd *cobra.Command, b *benchFlags, c *crossoverFlag
 	ctx := cmd.Context()
 	bar := b.progress()
 	res, err := runCrossover(ctx, c.cfg, bar)
-	if err = errors.Join(err, bar.Close()); err != nil {
+	err = errors.Join(err, bar.Close())
+	if res == nil {
 		return err
 	}
-	f, err := res.File(benchCommand(cmd))
 	if err != nil {
-		return err
+		err = faultOf(err) // it is what happened first, whatever fails after it
+	}
+	f, ferr := res.File(benchCommand(cmd))
+	if ferr != nil {
+		return errors.Join(err, ferr)
 	}
 	f.Versions["kvferry"] = version
+	// What was measured is printed and kept, then what went wrong is said.
 	if c.out != "" {
 		err = errors.Join(err, drawTo(c.out, res.Plot()))
 	}
@@ -111,7 +116,7 @@ func (a *app) benchCrossover(cmd *cobra.Command, b *benchFlags, c *crossoverFlag
 	return errors.Join(err, b.end(ctx, f, res.Tables()...))
 }
 
-// runCrossover runs it with a bar, and gives errors their exit codes.
+// runCrossover runs it with a bar, and gives errors their exit codes. There may be a result beside an error.
 func runCrossover(ctx context.Context, cfg crossover.Config, bar *results.Progress) (*crossover.Result, error) {
 	cfg.OpenAIKey = os.Getenv(openAIKeyVariable)
 	cfg.Progress = showCrossover(bar)
@@ -120,7 +125,7 @@ func runCrossover(ctx context.Context, cfg crossover.Config, bar *results.Progre
 		return nil, interrupted("before two lengths were measured")
 	}
 	if end, ok := errors.AsType[*crossover.EndpointError](err); ok {
-		return nil, &fault{Code: exitUnreachable, Reason: "ENDPOINT", Message: err.Error(), Fix: end.Fix}
+		return res, &fault{Code: exitUnreachable, Reason: "ENDPOINT", Message: end.What(), Fix: end.Fix}
 	}
 	return res, err
 }
@@ -139,6 +144,15 @@ func (c *crossoverFlags) check(cmd *cobra.Command) error {
 			return usagef("", "--engine, or --openai for a server", "--engine and --openai exclude each other")
 		}
 		c.cfg.Engine = crossover.EngineOpenAI
+	} else if cmd.Flags().Changed("openai-model") {
+		return usagef("", "--openai http://127.0.0.1:8000/v1 beside --openai-model", "--openai-model has no meaning without --openai")
+	}
+	if c.cfg.Engine != crossover.EnginePaced && cmd.Flags().Changed("prefill-us-per-token") {
+		with := "--engine real"
+		if c.cfg.Engine == crossover.EngineOpenAI {
+			with = "--openai"
+		}
+		return usagef("", "no --prefill-us-per-token with "+with+", where prefills are measured", "--prefill-us-per-token %g has no meaning with %s", c.usPerToken, with)
 	}
 	if c.cfg.Engine == crossover.EnginePaced && c.usPerToken == 0 {
 		return usagef("", "--prefill-us-per-token 3000 for a GPU of that speed, --openai URL for a server, or --engine real for the reference engine",
@@ -146,11 +160,7 @@ func (c *crossoverFlags) check(cmd *cobra.Command) error {
 	}
 	c.cfg.PrefillSecondsPerToken = c.usPerToken / 1e6
 	c.cfg.Repeats, c.cfg.Stripes, c.cfg.Lengths = int(c.repeats), int(c.stripes), c.lengths
-	err = c.cfg.Validate()
-	if in, ok := errors.AsType[*crossover.InputError](err); ok {
-		return usagef(in.Value, in.Allowed, "%v", err)
-	}
-	if err != nil {
+	if err := crossoverUsage(c.cfg.Validate()); err != nil {
 		return err
 	}
 	if c.csv != "" {
@@ -159,6 +169,34 @@ func (c *crossoverFlags) check(cmd *cobra.Command) error {
 		}
 	}
 	return checkPicture(c.out)
+}
+
+// crossoverFields are the flags behind fields whose names do not tell.
+var crossoverFields = map[string]string{"length": "prefix", "lengths": "prefix", "prefill seconds per token": "prefill-us-per-token", "arena": "arena-bytes"}
+
+// crossoverUsage makes faults of the configuration one of usage, about the first and with all of them.
+func crossoverUsage(err error) error {
+	in, ok := errors.AsType[*crossover.InputError](err)
+	if !ok {
+		return err
+	}
+	all := []error{err}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		all = joined.Unwrap()
+	}
+	var texts []string
+	for _, err := range all {
+		text := err.Error()
+		if in, ok := errors.AsType[*crossover.InputError](err); ok {
+			flag, renamed := crossoverFields[in.Field]
+			if !renamed {
+				flag = strings.ReplaceAll(in.Field, " ", "-")
+			}
+			text = fmt.Sprintf("--%s %q: want %s", flag, in.Value, in.Allowed)
+		}
+		texts = append(texts, text)
+	}
+	return usagef(in.Value, in.Allowed, "%s", strings.Join(texts, "; "))
 }
 
 func csvTo(path string, res *crossover.Result) error {
