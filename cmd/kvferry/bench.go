@@ -162,7 +162,9 @@ func (b *benchFlags) compare(f *results.File) error {
 // benchCommand is the command line that a result records: the flags that were given.
 func benchCommand(cmd *cobra.Command) []string {
 	out := strings.Fields(cmd.CommandPath())
-	cmd.Flags().Visit(func(f *pflag.Flag) { out = append(out, "--"+f.Name+"="+results.RedactURL(strings.Trim(f.Value.String(), "[]"))) })
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		out = append(out, "--"+f.Name+"="+results.RedactURL(strings.Trim(f.Value.String(), "[]")))
+	})
 	return out
 }
 
