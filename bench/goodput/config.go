@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/bench/wan"
+	"github.com/kvferry/kvferry/transfer"
 )
 
 // Config is what Run takes. Zero means the documented default, negative off where a field says so.
@@ -23,7 +24,8 @@ type Config struct {
 	PageBytes int
 	// PagesPerBlock is how many pages a block has, 1 to 1024. Default 80.
 	PagesPerBlock int
-	// Stripes are the numbers of connections to compare, 1 to 64 each, at most 8 of them. Default one configuration of 8.
+	// Stripes are the numbers of connections to compare, 1 to 64 each, or 0 for as many as the path needs, which is what daemons
+	// have by default; at most 8 of them. Default one configuration of 0.
 	Stripes []int
 	// Warmup is how many transfers go before the measured ones, the first over cold connections; at most 100. Default 1;
 	// negative: none.
@@ -84,7 +86,7 @@ func (c Config) withDefaults() Config {
 	c.PagesPerBlock = orDefault(c.PagesPerBlock, 80)
 	c.Stripes = slices.Clone(c.Stripes)
 	if len(c.Stripes) == 0 {
-		c.Stripes = []int{8}
+		c.Stripes = []int{0}
 	}
 	c.Warmup = max(0, orDefault(c.Warmup, 1))
 	c.Repeats = orDefault(c.Repeats, 5)
@@ -102,7 +104,7 @@ func (c Config) Validate() error {
 	}
 	check(len(c.Stripes) <= 8, "stripes", c.Stripes, "at most 8 numbers")
 	for i, n := range c.Stripes {
-		check(n >= 1 && n <= 64, "stripes", n, "1 to 64 connections")
+		check(n >= 0 && n <= transfer.MaxStripes, "stripes", n, "1 to 64 connections, or 0 for as many as the path needs")
 		check(!slices.Contains(c.Stripes[:i], n), "stripes", n, "numbers that differ")
 	}
 	check(c.CutFor >= 0 && c.CutFor <= maxCut, "cut", c.CutFor, fmt.Sprintf("0 (no cut) to %v", maxCut))

@@ -41,6 +41,9 @@ type DaemonsConfig struct {
 	Warmup int
 	// Repeats is how many transfers are measured; at most 1000. Default 3.
 	Repeats int
+	// Class is how urgent the pages are to the source, which serves classes strictly in order, down to the packet. Default
+	// background: a migration that somebody waits for goes first, and the number is what it leaves.
+	Class pb.TransferClass
 	// ArenaBytes bounds the arena that each daemon is asked for. Default: what Bytes needs, at most 1 GiB; more moves in
 	// several migrations a transfer.
 	ArenaBytes int64
@@ -63,6 +66,7 @@ func (c DaemonsConfig) withDefaults() DaemonsConfig {
 	c.Warmup = max(0, orDefault(c.Warmup, 1))
 	c.Repeats = orDefault(c.Repeats, 3)
 	c.ArenaBytes = orDefault(c.ArenaBytes, defaultArena)
+	c.Class = orDefault(c.Class, pb.TransferClass_TRANSFER_CLASS_BACKGROUND)
 	return c
 }
 
@@ -80,6 +84,7 @@ func (c DaemonsConfig) Validate() error {
 	check(len(c.DestinationSocket) > 1 && c.DestinationSocket[0] == '/', "destination", c.DestinationSocket, absolute)
 	check(c.DestinationSocket != c.SourceSocket || c.SourceSocket == "", "destination", c.DestinationSocket, "another daemon than the source")
 	check(c.MaxRate <= 0 || c.MaxRate >= 1e3, "max rate", c.MaxRate, "1 kbps or more")
+	check(pb.TransferClass_name[int32(c.Class)] != "", "class", c.Class, "interactive, background or replication")
 	check(c.LinkRate >= 0, "link rate", c.LinkRate, "0 (not known) or bit/s")
 	check(c.ArenaBytes >= int64(c.PageBytes)*int64(c.PagesPerBlock), "arena", c.ArenaBytes, "room for a block at least")
 	return errors.Join(errs...)
@@ -157,6 +162,7 @@ type ferry struct {
 	runs    []*Measure
 	partial *Measure
 	stripes int
+	path    *Path
 	warned  []string
 }
 
@@ -313,11 +319,11 @@ func (f *ferry) result(interrupted bool) *Result {
 		versions: map[string]string{"source": f.source.version, "destination": f.destination.version},
 		params: map[string]any{
 			"form": FormDaemons, "source": f.source.node, "destination": f.destination.node, "bytes": int64(f.blocks) * f.blockBytes(), "page_bytes": f.cfg.PageBytes,
-			"pages_per_block": f.cfg.PagesPerBlock, "max_rate": max(0, f.cfg.MaxRate), "warmup": f.cfg.Warmup, "repeats": f.cfg.Repeats, "group_blocks": f.group,
+			"pages_per_block": f.cfg.PagesPerBlock, "max_rate": max(0, f.cfg.MaxRate), "class": className(f.cfg.Class), "warmup": f.cfg.Warmup, "repeats": f.cfg.Repeats, "group_blocks": f.group,
 		},
 	}
 	o := &Outcome{
-		Stripes: f.stripes, Cold: f.cold, Runs: f.runs, Bytes: int64(f.blocks) * f.blockBytes(), Blocks: int64(f.blocks), BlockBytes: f.blockBytes(),
+		Stripes: f.stripes, Path: f.path, Cold: f.cold, Runs: f.runs, Bytes: int64(f.blocks) * f.blockBytes(), Blocks: int64(f.blocks), BlockBytes: f.blockBytes(),
 		PageBytes: int64(f.cfg.PageBytes), ChunkBytes: max(chunkBytes, int64(f.cfg.PageBytes)), Warnings: []string{},
 	}
 	if len(o.Runs) == 0 && f.partial != nil && f.partial.Bytes > 0 {

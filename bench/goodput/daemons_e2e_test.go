@@ -75,6 +75,14 @@ func TestDaemons(t *testing.T) {
 		if o.LinkShare == nil || *o.LinkShare > 1 || *o.LinkShare <= 0.05 {
 			t.Errorf("link share %v", text(o.LinkShare, "%v"))
 		}
+		if o.Loss == nil || o.ParityBytes == nil || o.Path == nil || o.Path.GoodputBps == nil || res.params["class"] != "background" {
+			t.Errorf("loss %s, path %+v, parameters %v", text(o.Loss, "%v"), o.Path, res.params)
+		}
+		if file := checkFile(t, res); o.CPU.Source != nil {
+			if _, ok := file.Metric("cpu_source"); !ok {
+				t.Error("--diff leaves processor time out")
+			}
+		}
 		if o.RTT == nil || o.RTT.Min < 0.019 || o.CPU.Source == nil || o.CPU.Destination == nil || *o.CPU.Source <= 0 {
 			t.Errorf("rtt %v, cpu %+v", o.RTT, o.CPU)
 		}

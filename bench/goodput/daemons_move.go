@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -15,9 +16,10 @@ import (
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
 
-// wirePacket is taken for the size of a data packet where a daemon tells bytes and not packets: path discovery ends between
-// 1,280 and 1,452 bytes.
-const wirePacket = 1366
+// className is a class as people write it.
+func className(c pb.TransferClass) string {
+	return strings.ToLower(strings.TrimPrefix(c.String(), "TRANSFER_CLASS_"))
+}
 
 // keysOf names n fresh blocks and so their bytes: of this seed, run and migration.
 func (f *ferry) keysOf(n int, run string) [][]byte {
@@ -47,11 +49,19 @@ func (f *ferry) once(ctx context.Context, stage string) (*Measure, error) {
 	}
 	run := rand.Text()
 	began, paced := time.Now(), f.cfg.MaxRate > 0
-	var windows windowed
+	mine, err := f.destination.link(ctx, f.source.node)
+	if err != nil {
+		return nil, err
+	}
+	windows := &windowed{} // of the first group
 	for left := f.blocks; left > 0 && m.Complete; {
 		n := min(left, f.group)
 		left -= n
-		if err := f.moveGroup(ctx, m, run, stage, n, &windows); err != nil {
+		first := windows
+		if m.Bytes > 0 {
+			first = &windowed{}
+		}
+		if err := f.moveGroup(ctx, m, run, stage, n, first); err != nil {
 			return nil, err
 		}
 		if paced && m.Complete {
@@ -61,18 +71,19 @@ func (f *ferry) once(ctx context.Context, stage string) (*Measure, error) {
 	}
 	if paced {
 		m.Seconds = time.Since(began).Seconds() // the rests are part of it
-	} else if m.Complete && f.group >= f.blocks {
-		m.RampSeconds = ramp(windows.bytes)
+	} else if m.Complete {
+		m.RampSeconds = ramp(windows.bytes) // of the first group, which alone starts from rest
 	}
 	if m.Seconds > 0 {
 		m.GoodputBps = float64(m.Bytes) * 8 / m.Seconds
 	}
 	f.moved += m.Bytes
-	return m, f.counters(context.WithoutCancel(ctx), m, before)
+	return m, f.counters(context.WithoutCancel(ctx), m, before, mine)
 }
 
-// counters takes what both ends counted meanwhile, other traffic of the link included.
-func (f *ferry) counters(ctx context.Context, m *Measure, before *pb.LinkStatus) error {
+// counters takes what both ends counted meanwhile, other traffic of the link included: before is what the source said of the link,
+// had what the destination did.
+func (f *ferry) counters(ctx context.Context, m *Measure, before, had *pb.LinkStatus) error {
 	after, err := f.source.link(ctx, f.destination.node)
 	if err != nil {
 		return err
@@ -81,15 +92,43 @@ func (f *ferry) counters(ctx context.Context, m *Measure, before *pb.LinkStatus)
 	if err != nil {
 		return err
 	}
-	f.stripes = int(mine.GetStripes())
-	if mine.GetRttMin() != nil {
-		m.RTTMin, m.RTTSmoothed = ptr(mine.GetRttMin().AsDuration().Seconds()), ptr(mine.GetRttSmoothed().AsDuration().Seconds())
+	m.Stripes, f.stripes, f.path = int(mine.GetStripes()), int(mine.GetStripes()), pathOfLink(mine)
+	if after.GetRttMin() != nil {
+		m.RTTMin, m.RTTSmoothed = ptr(after.GetRttMin().AsDuration().Seconds()), ptr(after.GetRttSmoothed().AsDuration().Seconds())
 	}
-	if sent := after.GetBytesSent() - before.GetBytesSent(); sent > 0 && after.GetPacketsLost() >= before.GetPacketsLost() {
-		m.WireBytes = sent
-		m.PacketsSent, m.PacketsLost = ptr(sent/wirePacket), ptr(after.GetPacketsLost()-before.GetPacketsLost())
-	}
+	m.between(before, after, had, mine)
 	return nil
+}
+
+// between takes the differences of the counters of the source, and of the destination's own. A link that was made anew meanwhile
+// has begun to count again: then nothing is known.
+func (m *Measure) between(before, after, had, mine *pb.LinkStatus) {
+	sent, packets := after.GetBytesSent()-before.GetBytesSent(), after.GetPacketsSent()-before.GetPacketsSent()
+	lost, repaired := after.GetPacketsLost()-before.GetPacketsLost(), mine.GetPacketsRepaired()-had.GetPacketsRepaired()
+	parity, bytes := after.GetParityPacketsSent()-before.GetParityPacketsSent(), after.GetParityBytesSent()-before.GetParityBytesSent()
+	if sent <= 0 || min(lost, repaired, parity, bytes) < 0 {
+		return
+	}
+	m.WireBytes = sent + bytes
+	if packets > 0 { // an older daemon does not tell
+		m.PacketsSent, m.PacketsLost, m.PacketsRepaired, m.ParityPackets, m.ParityBytes = &packets, &lost, &repaired, &parity, &bytes
+	}
+}
+
+// pathOfLink is what a daemon knows of the path from its peer; a number out of its configuration does not count.
+func pathOfLink(l *pb.LinkStatus) *Path {
+	known := func(e *pb.Estimate) *float64 {
+		switch e.GetBasis() {
+		case pb.EstimateBasis_ESTIMATE_BASIS_MEASURED, pb.EstimateBasis_ESTIMATE_BASIS_PERSISTED:
+			return ptr(e.GetValue())
+		}
+		return nil
+	}
+	p := Path{known(l.GetGoodput()), known(l.GetCapacity()), known(l.GetLoss()), known(l.GetRamp())}
+	if p == (Path{}) {
+		return nil
+	}
+	return &p
 }
 
 // moveGroup writes n blocks at the source and migrates them.
@@ -132,7 +171,7 @@ func (f *ferry) moveGroup(ctx context.Context, m *Measure, run, stage string, n 
 func (f *ferry) migrate(ctx context.Context, keys [][]byte, progress func(*pb.MigrationProgress)) (*pb.MigrationReport, error) {
 	client := pb.NewMigrationServiceClient(f.destination.conn)
 	req := &pb.MigrateRequest{
-		RequestId: "bench-" + rand.Text(), EngineId: f.destination.id, SourceHint: f.source.node, Mode: pb.Mode_MODE_FETCH, Keys: keys, Deadline: durationpb.New(time.Hour),
+		RequestId: "bench-" + rand.Text(), EngineId: f.destination.id, SourceHint: f.source.node, Mode: pb.Mode_MODE_FETCH, Class: f.cfg.Class, Keys: keys, Deadline: durationpb.New(time.Hour),
 		Session: &pb.SessionRef{Tenant: tenant},
 	}
 	stream, err := client.Migrate(ctx, req)

@@ -17,6 +17,12 @@
 // destination has verified the last of them: queueing at the bottleneck, propagation and retransmission are in it, the
 // wait in the source's own queue is not. Both ends share a clock in Run only.
 //
+// Loss is the path's: packets that QUIC sent and that were lost, those that parity rebuilt at the destination
+// (transfer/repair) included, over those sent. What QUIC had to send again is told apart, and so is what parity took of the link.
+//
+// Between daemons, which share no clock and tell of no chunk, latency of chunks is not known; the rest comes out of their own
+// counters and estimates (ListLinks), so that other traffic of the link is in it.
+//
 // Processor time of the two ends of Run is that of one process, split by labels that all goroutines of an agent carry: a
 // CPU profile says how the time falls to the labels, getrusage how much it is. What carries no label is Shared: the link's
 // own goroutines and the garbage collector. An end's share has handing packets to the link in it, where a real

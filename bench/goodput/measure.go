@@ -27,13 +27,20 @@ type Measure struct {
 	ChunkP50  *float64 `json:"chunk_p50_seconds"`
 	ChunkP99  *float64 `json:"chunk_p99_seconds"`
 	ChunkMean *float64 `json:"chunk_mean_seconds"`
-	// RTTMin and RTTSmoothed are the link's at the end of the transfer, seconds.
+	// Stripes are the link's connections at the end of the transfer; 0: not known.
+	Stripes int `json:"stripes"`
+	// RTTMin and RTTSmoothed are the link's at the end of the transfer, as QUIC has them at the source, seconds.
 	RTTMin      *float64 `json:"rtt_min_seconds"`
 	RTTSmoothed *float64 `json:"rtt_smoothed_seconds"`
-	// PacketsSent by the source (between daemons estimated from bytes), and those it took for lost and sent the content of again.
-	PacketsSent *int64 `json:"packets_sent"`
-	PacketsLost *int64 `json:"packets_lost"`
-	// WireBytes that the source sent, QUIC's overhead included, that of UDP and IP not.
+	// PacketsSent are QUIC packets that the source sent, without parity. PacketsLost are those that QUIC took for lost: it sent
+	// their content again. PacketsRepaired were lost, and rebuilt from parity at the destination before QUIC noticed.
+	PacketsSent     *int64 `json:"packets_sent"`
+	PacketsLost     *int64 `json:"packets_lost"`
+	PacketsRepaired *int64 `json:"packets_repaired"`
+	// ParityPackets and ParityBytes are what the source sent beside them for repair.
+	ParityPackets *int64 `json:"parity_packets"`
+	ParityBytes   *int64 `json:"parity_bytes"`
+	// WireBytes that the source sent, QUIC's overhead and parity included, headers of UDP and IP not.
 	WireBytes int64 `json:"wire_bytes"`
 	// PagesAgain were asked for more than once, PagesDouble arrived so.
 	PagesAgain  int64 `json:"pages_again"`
@@ -85,7 +92,7 @@ func (p *pair) transferOnce(ctx context.Context, cutFor time.Duration, tell func
 	}
 	res, err := x.Wait(context.WithoutCancel(ctx)) // it is over, or cancelled
 	if err != nil && !(ctx.Err() != nil && errors.Is(err, transfer.ErrCancelled)) {
-		return nil, fmt.Errorf("transfer over %d stripes: %w", p.stripes, err)
+		return nil, fmt.Errorf("transfer over %s: %w", count(p.stripes), err)
 	}
 	m.fill(res, samples, rec)
 	m.account(before, p.sending())
@@ -167,8 +174,11 @@ func (m *Measure) account(before, after transfer.LinkStats) {
 	if after.Stripes == 0 || after.PacketsSent < before.PacketsSent {
 		return // the link was made anew meanwhile
 	}
-	m.WireBytes = int64(after.BytesSent - before.BytesSent)
+	parity := int64(after.Repair.ParityBytes - before.Repair.ParityBytes)
+	m.Stripes, m.WireBytes = after.Stripes, int64(after.BytesSent-before.BytesSent)+parity
 	m.PacketsSent, m.PacketsLost = ptr(int64(after.PacketsSent-before.PacketsSent)), ptr(int64(after.PacketsLost-before.PacketsLost))
+	m.PacketsRepaired = ptr(int64(after.Repair.Repaired - before.Repair.Repaired))
+	m.ParityPackets, m.ParityBytes = ptr(int64(after.Repair.ParityPackets-before.Repair.ParityPackets)), &parity
 	m.RTTMin, m.RTTSmoothed = ptr(after.RTTMin.Seconds()), ptr(after.RTTSmoothed.Seconds())
 }
 

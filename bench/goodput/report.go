@@ -41,12 +41,12 @@ func (r *Result) File(command []string) (*results.File, error) {
 	for _, o := range r.Configurations {
 		name := ""
 		if len(r.Configurations) > 1 {
-			name = fmt.Sprintf("/stripes=%d", o.Stripes)
+			name = fmt.Sprintf("/stripes=%d", o.asked())
 		}
 		o.metrics(f, name)
 		for _, w := range o.Warnings {
 			if len(r.Configurations) > 1 {
-				w = count(o.Stripes) + ": " + w
+				w = count(o.asked()) + ": " + w
 			}
 			f.Warn("%s", w)
 		}
@@ -61,12 +61,17 @@ func (r *Result) File(command []string) (*results.File, error) {
 
 // metrics adds what --diff compares; suffix tells configurations apart.
 func (o *Outcome) metrics(f *results.File, suffix string) {
-	cpu := func(part func(cpuSplit) float64) func(*Measure) *float64 {
+	cpu := func(part func(cpuSplit) float64, end int) func(*Measure) *float64 {
 		return func(m *Measure) *float64 {
-			if !m.cpu.split || m.Bytes == 0 {
+			switch {
+			case m.Bytes == 0:
 				return nil
+			case m.cpu.split:
+				return ptr(part(m.cpu) / m.gb())
+			case m.daemonCPU[end] > 0: // 0: of no daemon
+				return ptr(m.daemonCPU[end] / m.gb())
 			}
-			return ptr(part(m.cpu) / m.gb())
+			return nil
 		}
 	}
 	for _, x := range []struct {
@@ -80,8 +85,15 @@ func (o *Outcome) metrics(f *results.File, suffix string) {
 		{"chunk_latency_p99", "s", results.Lower, func(m *Measure) *float64 { return m.ChunkP99 }},
 		{"rtt_smoothed", "s", results.Neither, func(m *Measure) *float64 { return m.RTTSmoothed }},
 		{"retransmitted", "packets", results.Lower, func(m *Measure) *float64 { return asFloat(m.PacketsLost) }},
-		{"cpu_source", "s/GB", results.Lower, cpu(func(c cpuSplit) float64 { return c.source })},
-		{"cpu_destination", "s/GB", results.Lower, cpu(func(c cpuSplit) float64 { return c.destination })},
+		{"repaired", "packets", results.Neither, func(m *Measure) *float64 { return asFloat(m.PacketsRepaired) }},
+		{"wire_bytes", "B", results.Lower, func(m *Measure) *float64 {
+			if m.WireBytes == 0 {
+				return nil
+			}
+			return ptr(float64(m.WireBytes))
+		}},
+		{"cpu_source", "s/GB", results.Lower, cpu(func(c cpuSplit) float64 { return c.source }, 0)},
+		{"cpu_destination", "s/GB", results.Lower, cpu(func(c cpuSplit) float64 { return c.destination }, 1)},
 	} {
 		if v := o.samples(x.of); len(v) > 0 {
 			f.Add(results.Metric{Name: x.name + suffix, Unit: x.unit, Better: x.better, Samples: v})
@@ -104,13 +116,15 @@ func (r *Result) Tables() []*results.Table {
 			{Name: "Ramp"},
 			{Name: "RTT"},
 			{Name: "Loss"},
+			{Name: "Rebuilt"},
 			{Name: "Resent"},
+			{Name: "Parity"},
 			{Name: "CPU src"},
 			{Name: "CPU dst"},
 			{Name: "Resume"},
 			{Name: "Limit", Left: true},
 		},
-		Notes: []string{"Share: page bytes over the link's rate; Resent: packets a transfer; CPU: processor seconds a GB; Resume: bytes sent again after a cut"},
+		Notes: []string{"Share: page bytes over the link's rate; Loss: of the path, before repair; Rebuilt: packets a transfer that parity made good; Resent: those that QUIC sent again; Parity: its share of the bytes sent; CPU: processor seconds a GB; Resume: bytes sent again after a cut"},
 	}
 	for _, o := range r.Configurations {
 		lat, p99 := "-", "-"
@@ -126,10 +140,16 @@ func (r *Result) Tables() []*results.Table {
 			resume = results.Format(float64(o.ResumeCost.Bytes), "B")
 		}
 		ours.Row(
-			o.stripes(), o.GoodputBps, o.spread(), text(o.LinkShare, "%.3f"), seconds(o.RampSeconds), rtt, text(o.Loss, "%.2g"), text(o.RetransmittedPackets, "%.0f"),
+			o.stripes(), o.GoodputBps, o.spread(), text(o.LinkShare, "%.3f"), seconds(o.RampSeconds), rtt, text(o.Loss, "%.2g"), text(o.RepairedPackets, "%.0f"), text(o.RetransmittedPackets, "%.0f"), o.parity(),
 			text(o.CPU.Source, "%.2f"), text(o.CPU.Destination, "%.2f"), resume, o.LimitedBy,
 		)
-		ours.Notes = append(ours.Notes, fmt.Sprintf("%s, limit %s: %s", count(o.Stripes), o.LimitedBy, o.Why))
+		ours.Notes = append(ours.Notes, fmt.Sprintf("%s, limit %s: %s", count(o.asked()), o.LimitedBy, o.Why))
+		if s := o.Path.text(); s != "" {
+			ours.Notes = append(ours.Notes, fmt.Sprintf("%s, the path as the destination knows it: %s", count(o.asked()), s))
+		}
+		if r.Form == FormDaemons && o.ChunkLatency == nil {
+			ours.Notes = append(ours.Notes, "latency of chunks is not known between daemons: they share no clock and tell of no chunk")
+		}
 	}
 	return []*results.Table{known, ours}
 }
@@ -138,7 +158,47 @@ func (o *Outcome) stripes() string {
 	if o.Stripes == 0 {
 		return "?"
 	}
+	if o.Adaptive {
+		return fmt.Sprintf("%d (adaptive)", o.Stripes)
+	}
 	return fmt.Sprint(o.Stripes)
+}
+
+// asked is the number of stripes that was asked for; 0 for an adaptive one.
+func (o *Outcome) asked() int {
+	if o.Adaptive {
+		return 0
+	}
+	return o.Stripes
+}
+
+// parity is the share of parity in the bytes sent.
+func (o *Outcome) parity() string {
+	wire := o.medianOf(func(m *Measure) *float64 { return ptr(float64(m.WireBytes)) })
+	if o.ParityBytes == nil || wire == nil || *wire == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f %%", 100**o.ParityBytes / *wire)
+}
+
+// text names what is known; "" for nothing.
+func (p *Path) text() string {
+	if p == nil {
+		return ""
+	}
+	var say []string
+	for _, x := range []struct {
+		name, unit string
+		v          *float64
+	}{{"goodput", "bps", p.GoodputBps}, {"capacity", "bps", p.CapacityBps}, {"ramp when cold", "s", p.RampSeconds}} {
+		if x.v != nil {
+			say = append(say, x.name+" "+results.Format(*x.v, x.unit))
+		}
+	}
+	if p.Loss != nil {
+		say = append(say, fmt.Sprintf("loss after repair %.2g", *p.Loss))
+	}
+	return strings.Join(say, ", ")
 }
 
 // spread is the range of the repeats; an interval needs more of them than most runs have.

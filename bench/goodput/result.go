@@ -81,34 +81,46 @@ const (
 // An Outcome is what one configuration gave. Numbers are medians of its measured transfers unless they say otherwise;
 // nil means not measured, or not known. GB is 1e9 bytes of pages.
 type Outcome struct {
-	Stripes int `json:"stripes"` // connections of the link
+	// Stripes are the link's connections; of an Adaptive configuration, and between daemons, at the end of the last transfer.
+	Stripes int `json:"stripes"`
+	// Adaptive: the link has as many connections as the path needs. Between daemons always false: their configuration says.
+	Adaptive bool `json:"adaptive"`
 	// GoodputBps is bits of verified pages a second; EffectiveBps the same in bytes after decoding, equal to it for now.
 	GoodputBps   float64 `json:"goodput_bps"`
 	EffectiveBps float64 `json:"effective_bps"`
 	// LinkShare is GoodputBps over the model link's rate, which counts headers: packets of 1,280 bytes leave 0.95.
 	LinkShare *float64 `json:"link_share"`
-	// RampSeconds: see Measure. Of warm connections, unless the configuration is Cold.
+	// RampSeconds: see Measure. Of warm connections, unless the configuration is Cold. Between daemons it is seen through a
+	// migration's progress, in its first group of blocks; nil with MaxRate, whose groups are too short: Path has the cold one.
 	RampSeconds *float64 `json:"ramp_seconds"`
-	// ChunkLatency is over the chunks of a transfer; see the package documentation.
+	// ChunkLatency is over the chunks of a transfer; see the package documentation. Nil between daemons, which share no clock and
+	// tell of no chunk.
 	ChunkLatency *Latency `json:"chunk_latency_seconds"`
 	RTT          *RTT     `json:"rtt_seconds"`
-	// Loss is packets that the source took for lost, over packets sent; all measured transfers. Between daemons, which do not
-	// tell packets sent, an estimate from bytes sent, true to a tenth of itself; other traffic of the link is in it.
-	Loss *float64 `json:"loss"`
-	// RetransmittedPackets is packets whose content the source sent again, a transfer.
-	RetransmittedPackets *float64     `json:"retransmitted_packets"`
-	CPU                  CPU          `json:"cpu_seconds_per_gb"`
-	ResumeCost           *ResumeCost  `json:"resume_cost"`
-	Bytes                int64        `json:"bytes"` // a transfer
-	Blocks               int64        `json:"blocks"`
-	BlockBytes           int64        `json:"block_bytes"`
-	PageBytes            int64        `json:"page_bytes"`
-	ChunkBytes           int64        `json:"chunk_bytes"` // the most that one stream carries
-	Cold                 *Measure     `json:"cold"`        // the first warm-up transfer
-	Runs                 []*Measure   `json:"runs"`        // in order; an interrupted one is last
-	LimitedBy            string       `json:"limited_by"`  // one of the Limit constants
-	Why                  string       `json:"limited_why"` // for a person
-	Machine              MachineState `json:"machine_state"`
+	// Loss is the path's: packets lost, repaired or not, over packets sent, of all measured transfers together, parity left out.
+	// LossUnrepaired is the part that QUIC saw, and slowed down for. A packet that QUIC gave up and parity rebuilt later counts
+	// twice in Loss. Between daemons other traffic of the link is in them.
+	Loss           *float64 `json:"loss"`
+	LossUnrepaired *float64 `json:"loss_unrepaired"`
+	// RetransmittedPackets is packets whose content the source sent again, RepairedPackets those that were lost and rebuilt from
+	// parity, ParityBytes what that cost: means a transfer, so that they agree with the losses.
+	RetransmittedPackets *float64 `json:"retransmitted_packets"`
+	RepairedPackets      *float64 `json:"repaired_packets"`
+	ParityBytes          *float64 `json:"parity_bytes"`
+	// Path is what the destination has learnt of the path by the end, over all its transfers.
+	Path       *Path        `json:"path"`
+	CPU        CPU          `json:"cpu_seconds_per_gb"`
+	ResumeCost *ResumeCost  `json:"resume_cost"`
+	Bytes      int64        `json:"bytes"` // a transfer
+	Blocks     int64        `json:"blocks"`
+	BlockBytes int64        `json:"block_bytes"`
+	PageBytes  int64        `json:"page_bytes"`
+	ChunkBytes int64        `json:"chunk_bytes"` // the most that one stream carries
+	Cold       *Measure     `json:"cold"`        // the first warm-up transfer
+	Runs       []*Measure   `json:"runs"`        // in order; an interrupted one is last
+	LimitedBy  string       `json:"limited_by"`  // one of the Limit constants
+	Why        string       `json:"limited_why"` // for a person
+	Machine    MachineState `json:"machine_state"`
 	// Warnings say what a reader must know before believing the numbers.
 	Warnings []string `json:"warnings"`
 
@@ -120,6 +132,14 @@ type Latency struct {
 	P50  float64 `json:"p50"`
 	P99  float64 `json:"p99"`
 	Mean float64 `json:"mean"`
+}
+
+// Path is what a destination's link has learnt of the path from past transfers; nil is not known.
+type Path struct {
+	GoodputBps  *float64 `json:"goodput_bps"`  // page bits a second
+	CapacityBps *float64 `json:"capacity_bps"` // the most over a round trip, QUIC bits a second
+	Loss        *float64 `json:"loss"`         // share of packets that QUIC at the source took for lost lately: what repair left
+	RampSeconds *float64 `json:"ramp_seconds"` // time of a cold link to nine tenths of its rate
 }
 
 // RTT of the link as QUIC has it at the source, seconds.
@@ -159,7 +179,7 @@ type MachineState struct {
 // outcome sums a series up; false when nothing was measured.
 func (b *bench) outcome(s *series) (*Outcome, bool) {
 	o := &Outcome{
-		Stripes: s.stripes, Cold: s.cold, Runs: s.runs, Bytes: int64(len(b.rig.from)), Blocks: int64(b.rig.blocks), BlockBytes: b.rig.block,
+		Stripes: s.stripes, Adaptive: s.stripes == 0, Path: s.path, Cold: s.cold, Runs: s.runs, Bytes: int64(len(b.rig.from)), Blocks: int64(b.rig.blocks), BlockBytes: b.rig.block,
 		PageBytes: int64(b.cfg.PageBytes), ChunkBytes: max(chunkBytes, int64(b.cfg.PageBytes)), Warnings: []string{},
 	}
 	if len(s.runs) == 0 && s.partial != nil && s.partial.Bytes > 0 {
@@ -168,6 +188,9 @@ func (b *bench) outcome(s *series) (*Outcome, bool) {
 	}
 	if len(o.Runs) == 0 {
 		return nil, false
+	}
+	if o.Adaptive {
+		o.Stripes = o.Runs[len(o.Runs)-1].Stripes
 	}
 	o.medians()
 	if b.cfg.WAN.Rate > 0 {
@@ -215,15 +238,21 @@ func (o *Outcome) medians() {
 	if least := o.medianOf(func(m *Measure) *float64 { return m.RTTMin }); least != nil {
 		o.RTT = &RTT{Min: *least, Smoothed: *o.medianOf(func(m *Measure) *float64 { return m.RTTSmoothed })}
 	}
-	o.RetransmittedPackets = o.medianOf(func(m *Measure) *float64 { return asFloat(m.PacketsLost) })
-	var sent, lost int64
+	o.losses()
+}
+
+// losses pools the runs: a loss is rare, and one transfer may have none.
+func (o *Outcome) losses() {
+	var sent, lost, repaired, parity, n float64
 	for _, m := range o.Runs {
-		if m.PacketsSent != nil {
-			sent, lost = sent+*m.PacketsSent, lost+*m.PacketsLost
+		if m.PacketsSent != nil && m.PacketsRepaired != nil {
+			sent, lost, repaired, parity = sent+float64(*m.PacketsSent), lost+float64(*m.PacketsLost), repaired+float64(*m.PacketsRepaired), parity+float64(*m.ParityBytes)
+			n++
 		}
 	}
 	if sent > 0 {
-		o.Loss = ptr(float64(lost) / float64(sent))
+		o.Loss, o.LossUnrepaired = ptr((lost+repaired)/sent), ptr(lost/sent)
+		o.RetransmittedPackets, o.RepairedPackets, o.ParityBytes = ptr(lost/n), ptr(repaired/n), ptr(parity/n)
 	}
 }
 
@@ -296,10 +325,16 @@ const (
 func (o *Outcome) limit(m wan.Model) {
 	late := max(lateLeast, m.RTT/4).Seconds()
 	var lossDrops int64
+	stripes := o.Stripes
 	for _, r := range o.Runs {
 		lossDrops += r.drops.loss
+		stripes = max(stripes, r.Stripes)
 	}
-	window := maxWindow * 8 * float64(o.Stripes) / max(m.RTT.Seconds(), 1e-6)
+	window := maxWindow * 8 * float64(stripes) / max(m.RTT.Seconds(), 1e-6)
+	more := ": use more stripes, or 0 for as many as the path needs"
+	if o.Adaptive {
+		more = " so far: the link adds more while it has work; move more bytes"
+	}
 	set := func(by, format string, args ...any) {
 		o.LimitedBy, o.Why = by, fmt.Sprintf(format, args...)
 	}
@@ -315,13 +350,29 @@ func (o *Outcome) limit(m wan.Model) {
 	case m.Rate == 0:
 		set(LimitUnknown, "the link has no rate")
 	case window < 0.9*m.Rate:
-		set(LimitWindow, "%d connections can have %.0f Mbit/s in flight: use more stripes", o.Stripes, window/1e6)
+		set(LimitWindow, "%d connections let %.0f Mbit/s through%s", stripes, window/1e6, more)
 	case lossDrops > 0:
-		set(LimitLoss, "the link lost %d packets at random, after which congestion control slows down: use more stripes", lossDrops)
+		set(LimitLoss, "the link lost %d packets at random, parity included%s", lossDrops, o.repairText())
 	default:
 		set(LimitCongestion, "congestion control was on its way up, or slowed down after its own queue overflow: move more bytes")
 	}
 	if o.LimitedBy == LimitMachine {
 		o.warn("the machine, not the link, set this number: %s", o.Why)
 	}
+}
+
+// repairText says what became of the lost packets and what repair cost, as far as it is known.
+func (o *Outcome) repairText() string {
+	if o.Loss == nil || *o.Loss == 0 {
+		return ""
+	}
+	repaired := 1 - *o.LossUnrepaired / *o.Loss
+	text := fmt.Sprintf("; parity rebuilt %.0f %% of the data that was lost", 100*repaired)
+	if *o.LossUnrepaired > 0 {
+		text += ", and congestion control slowed down for the rest"
+	}
+	if wire := o.medianOf(func(m *Measure) *float64 { return ptr(float64(m.WireBytes)) }); *o.ParityBytes > 0 && *wire > 0 {
+		text += fmt.Sprintf("; %.1f %% of the bytes sent were parity", 100**o.ParityBytes / *wire)
+	}
+	return text
 }

@@ -61,7 +61,7 @@ func (r *rig) damaged() bool { return !bytes.Equal(r.from, r.to) }
 // pair is one configuration's two agents, on hosts of their own.
 type pair struct {
 	rig         *rig
-	stripes     int
+	stripes     int // 0: as many as the path needs
 	source      netip.Addr
 	destination netip.Addr
 	rec         atomic.Pointer[recorder]
@@ -162,7 +162,7 @@ func (p *pair) down() error {
 	return errors.Join(errs...)
 }
 
-// sending is what the source has sent since it connected, all its links.
+// sending is what the source has sent since it connected, all its links, and what the destination repaired of it.
 func (p *pair) sending() transfer.LinkStats {
 	var out transfer.LinkStats
 	for _, l := range p.agents[0].Links() {
@@ -170,7 +170,12 @@ func (p *pair) sending() transfer.LinkStats {
 		out.BytesSent += s.BytesSent
 		out.PacketsSent += s.PacketsSent
 		out.PacketsLost += s.PacketsLost
+		out.Repair.ParityPackets += s.Repair.ParityPackets
+		out.Repair.ParityBytes += s.Repair.ParityBytes
 		out.RTTMin, out.RTTSmoothed, out.Stripes = s.RTTMin, s.RTTSmoothed, s.Stripes
+	}
+	if p.link != nil {
+		out.Repair.Repaired = p.link.Stats().Repair.Repaired
 	}
 	return out
 }
@@ -182,4 +187,19 @@ func (r *rig) descs(id transfer.MemoryID) []transfer.Desc {
 		out[i] = transfer.Desc{Memory: id, Offset: uint64(i) * uint64(r.block), Pages: uint32(r.cfg.PagesPerBlock)}
 	}
 	return out
+}
+
+// pathOf is what is known of a path; nil when nothing is.
+func pathOf(e transfer.Estimates) *Path {
+	known := func(x transfer.Estimate, scale float64) *float64 {
+		if !x.Known() {
+			return nil
+		}
+		return ptr(scale * x.Value)
+	}
+	p := Path{known(e.Goodput, 8), known(e.Capacity, 8), known(e.Loss, 1), known(e.Ramp, 1)}
+	if p == (Path{}) {
+		return nil
+	}
+	return &p
 }

@@ -13,9 +13,12 @@ import (
 // processors is how many this process may use at once.
 func processors() int { return min(runtime.GOMAXPROCS(0), runtime.NumCPU()) }
 
-// count is so many stripes.
+// count is so many stripes as were asked for; 0 is as many as the path needs.
 func count(stripes int) string {
-	if stripes == 1 {
+	switch stripes {
+	case 0:
+		return "adaptive stripes"
+	case 1:
 		return "1 stripe"
 	}
 	return fmt.Sprintf("%d stripes", stripes)
@@ -72,6 +75,7 @@ type bench struct {
 // series is what one configuration gave.
 type series struct {
 	stripes int
+	path    *Path // as the destination knew it last
 	cold    *Measure
 	runs    []*Measure
 	partial *Measure // interrupted
@@ -127,7 +131,7 @@ func (b *bench) one(ctx context.Context, j int, cutFor time.Duration, stage stri
 	p := b.pairs[j]
 	if p.link == nil || b.cfg.Cold {
 		if err := errors.Join(p.down(), p.up(ctx)); err != nil {
-			return nil, fmt.Errorf("connect with %d stripes: %w", p.stripes, err)
+			return nil, fmt.Errorf("connect with %s: %w", count(p.stripes), err)
 		}
 	}
 	b.tell(stage, 0, 0)
@@ -136,6 +140,7 @@ func (b *bench) one(ctx context.Context, j int, cutFor time.Duration, stage stri
 		return nil, err
 	}
 	b.moved += m.Bytes
+	b.series[j].path = pathOf(p.link.Stats().Estimates)
 	b.tell(stage, 0, 0)
 	return m, nil
 }

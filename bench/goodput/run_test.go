@@ -175,9 +175,9 @@ func TestInterrupted(t *testing.T) {
 		nobody bool
 	}{
 		{name: "before anything", nobody: true},
-		{name: "in warm-up", at: "8 stripes, warm-up", bytes: 1, nobody: true},
-		{name: "in the first repeat", at: "8 stripes, repeat 1 of 3", bytes: 1, runs: 1},
-		{name: "in the second repeat", at: "8 stripes, repeat 2 of 3", bytes: 1, runs: 1},
+		{name: "in warm-up", at: "adaptive stripes, warm-up", bytes: 1, nobody: true},
+		{name: "in the first repeat", at: "adaptive stripes, repeat 1 of 3", bytes: 1, runs: 1},
+		{name: "in the second repeat", at: "adaptive stripes, repeat 2 of 3", bytes: 1, runs: 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -270,6 +270,7 @@ func TestValidate(t *testing.T) {
 		{"page", Config{PageBytes: 5000}, "page 5000: must be 4 KiB to 4 MiB"},
 		{"pages", Config{PagesPerBlock: 2000}, "pages per block 2000: must be 1 to 1024"},
 		{"stripes", Config{Stripes: []int{65}}, "stripes 65: must be 1 to 64"},
+		{"stripes below 0", Config{Stripes: []int{-1}}, "stripes -1: must be 1 to 64 connections, or 0"},
 		{"stripes twice", Config{Stripes: []int{4, 4}}, "stripes 4: must be numbers that differ"},
 		{"warmup", Config{Warmup: 101}, "warmup 101: must be at most 100"},
 		{"repeats", Config{Repeats: -1}, "repeats -1: must be 1 to 1000"},
@@ -297,6 +298,7 @@ func TestValidate(t *testing.T) {
 		{"same", func(c *DaemonsConfig) { c.DestinationSocket = "/a" }, "destination /a: must be another daemon"},
 		{"slow", func(c *DaemonsConfig) { c.MaxRate = 10 }, "max rate 10: must be 1 kbps"},
 		{"arena", func(c *DaemonsConfig) { c.ArenaBytes = 4096 }, "arena 4096: must be room for a block"},
+		{"class", func(c *DaemonsConfig) { c.Class = 9 }, "class 9: must be interactive"},
 	} {
 		t.Run("daemons "+tc.name, func(t *testing.T) {
 			c := good

@@ -24,6 +24,7 @@ type goodputFlags struct {
 	stripes                  []int
 	warmup, repeats          int64
 	cold, yes                bool
+	class                    string
 	cut                      time.Duration
 	maxRate, linkRate        float64
 	seed                     uint64
@@ -37,7 +38,8 @@ func (a *app) newBenchGoodput(b *benchFlags) *cobra.Command {
 		Long: `goodput moves seeded pages and measures, in one of two forms.
 
 With --wan it is self-contained: two agents in this process over a model of the link, in real time. Several --stripes are
-compared in turns. The output says so when the machine, not the link, set the number.
+compared in turns; 0, the default, is as many as the path needs, which is what daemons have by default. The output says so when the
+machine, not the link, set the number.
 
 With --source-addr it moves blocks between two running daemons, over the real link: from the one at --source-addr to the one at
 --addr. It registers a small engine of its own at both, which is possible over their unix sockets only, so both sockets have to be
@@ -47,12 +49,20 @@ reached through a forwarded socket:
   ssh -N -L /tmp/dst.sock:/run/kvferry/kvferry.sock user@destination &
   kvferry bench goodput --source-addr unix:///run/kvferry/kvferry.sock --addr unix:///tmp/dst.sock --max-rate 1Gbps
 
-A shared link is saturated unless --max-rate bounds the average; without it you are asked, or have to say --yes. The engine and
-its arena are taken away at the end. Block names are fresh, so nothing of a session is touched or evicted.
+A shared link is saturated unless --max-rate bounds the average; without it you are asked, or have to say --yes. What moves is of
+class background, so that the source sends migrations that somebody waits for first; --class interactive competes with them. The
+engine and its arena are taken away at the end. Block names are fresh, so nothing of a session is touched or evicted.
+
+Between daemons latency of chunks is not known: they share no clock and tell of no chunk. The ramp is seen in the progress of the first
+migration of a transfer; with --max-rate those are too short, and what is left is the ramp of a cold link that the destination's
+daemon remembers (path.ramp_seconds). Processor time is known of daemons on this host.
+
+loss is the path's: packets lost over packets sent, whether parity rebuilt them at the destination (repaired_packets) or QUIC had to
+send them again (retransmitted_packets, loss_unrepaired). wire_bytes counts parity. RTT is that of QUIC at the source.
 
 When a transfer fails, the result of those before it is printed, then the error, and the exit status is the error's.`,
 		Example: `  kvferry bench goodput --wan rtt=70ms,rate=500Mbps,loss=0 --bytes 256MiB
-  kvferry bench goodput --wan rtt=70ms,rate=500Mbps,loss=1e-4 --stripes 1,4,8 --repeats 6 --save lossy.json
+  kvferry bench goodput --wan rtt=70ms,rate=500Mbps,loss=1e-4 --stripes 0,1,8 --repeats 6 --save lossy.json
   kvferry bench goodput --wan rtt=70ms,rate=500Mbps,loss=0 --cut 1s -o json`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -95,16 +105,18 @@ func (g *goodputFlags) register(cmd *cobra.Command) {
 	fl.Var(newBytes(&g.bytes, 256<<20, 1, 64<<30), "bytes", "bytes a transfer, in whole blocks")
 	fl.Var(newBytes(&g.page, 64<<10, 4<<10, 4<<20), "page", "bytes a page")
 	fl.Var(newCount(&g.pages, 80, 1, 1024), "pages-per-block", "pages a block")
-	fl.IntSliceVar(&g.stripes, "stripes", []int{8}, "connections, or several numbers to compare; with --wan")
+	fl.IntSliceVar(&g.stripes, "stripes", []int{0}, "connections, or several numbers to compare; 0: as many as the path needs; with --wan")
 	fl.Var(newCount(&g.warmup, 1, 0, 100), "warmup", "transfers that are not counted, the first over cold connections")
 	fl.Var(newCount(&g.repeats, 5, 1, 1000), "repeats", "transfers that are measured; fewer than 4 a side can show no difference")
 	fl.BoolVar(&g.cold, "cold", false, "fresh connections for every transfer; with --wan")
 	fl.Var(newDuration(&g.cut, 0, 0), "cut", "one more transfer whose link is cut for so long at its middle; with --wan")
 	fl.Var(newRate(&g.maxRate), "max-rate", "bound the average rate, as 1Gbps; between daemons")
 	fl.Var(newRate(&g.linkRate), "link-rate", "what the link is known to carry, for link_share; between daemons")
+	fl.Var(newChoice(&g.class, "background", "interactive", "background", "replication"), "class", "interactive, background or replication: what the source sends first; between daemons")
 	fl.BoolVar(&g.yes, "yes", false, "do saturate the link between the daemons, without asking")
 	fl.Uint64Var(&g.seed, "seed", 0, "of the bytes")
 	complete(cmd, "wan", "rtt=70ms,rate=500Mbps,loss=0")
+	complete(cmd, "class", "interactive", "background", "replication")
 }
 
 // check tells the two forms apart.
@@ -121,7 +133,7 @@ func (g *goodputFlags) check(cmd *cobra.Command) error {
 	case g.link != "" && g.sourceAddr != "":
 		return usagef("", "--wan for a model of the link, or --source-addr for two daemons", "--wan and --source-addr exclude each other")
 	case cmd.Flags().Changed("wan"):
-		return wrong("with --wan", "source", "max-rate", "link-rate", "yes")
+		return wrong("with --wan", "source", "max-rate", "link-rate", "class", "yes")
 	case g.sourceAddr != "":
 		return wrong("between daemons, whose own configuration sets the connections", "stripes", "cold", "cut")
 	}
@@ -145,7 +157,7 @@ func (a *app) goodput(ctx context.Context, g *goodputFlags, bar *results.Progres
 		})
 	}
 	cfg := goodput.DaemonsConfig{
-		SourceNode: g.source, Bytes: g.bytes, PageBytes: int(g.page), PagesPerBlock: int(g.pages), MaxRate: g.maxRate, LinkRate: g.linkRate, Warmup: warmup,
+		SourceNode: g.source, Bytes: g.bytes, PageBytes: int(g.page), PagesPerBlock: int(g.pages), MaxRate: g.maxRate, LinkRate: g.linkRate, Class: classNames[g.class], Warmup: warmup,
 		Repeats: int(g.repeats), Seed: g.seed, Progress: showGoodput(bar),
 	}
 	var ok bool

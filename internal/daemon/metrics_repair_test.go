@@ -1,10 +1,12 @@
 package daemon
 
 import (
+	"context"
 	"testing"
 	"time"
 
 	"github.com/kvferry/kvferry/bench/wan"
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
 
 // Over a path that loses packets repair's metrics are what the link counts at both ends: the source sends parity, the destination
@@ -28,6 +30,17 @@ func TestRepairMetrics(t *testing.T) {
 				`kvferry_link_repair_repaired_packets_total{peer="` + peer + `"}`:   float64(want.Repaired),
 				`kvferry_link_repair_unrepaired_packets_total{peer="` + peer + `"}`: float64(want.Unrepaired),
 			})
+			links, err := n.region.ListLinks(context.Background(), &pb.ListLinksRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := n.d.agent.Links()[0].Stats()
+			for _, l := range links.GetLinks() {
+				if l.GetPacketsSent() != int64(all.PacketsSent) || l.GetParityPacketsSent() != int64(want.ParityPackets) ||
+					l.GetParityBytesSent() != int64(want.ParityBytes) || l.GetPacketsRepaired() != int64(want.Repaired) {
+					t.Errorf("%s lists %v, counted %+v", n.name, l, want)
+				}
+			}
 			if want.Packets == 0 || want.ParityPackets == 0 || want.ParityBytes == 0 {
 				t.Errorf("%s covers nothing: %+v", n.name, want)
 			}

@@ -96,6 +96,8 @@ func (s *regionService) ListLinks(context.Context, *pb.ListLinksRequest) (*pb.Li
 			st := v.stats
 			l.Peer.Incarnation = v.incarnation
 			l.Stripes, l.BytesSent, l.BytesReceived, l.PacketsLost = uint32(st.Stripes), int64(st.BytesSent), int64(st.BytesReceived), int64(st.PacketsLost)
+			l.PacketsSent, l.PacketsRepaired = int64(st.PacketsSent), int64(st.Repair.Repaired)
+			l.ParityPacketsSent, l.ParityBytesSent = int64(st.Repair.ParityPackets), int64(st.Repair.ParityBytes)
 			l.RttMin, l.RttSmoothed = durationpb.New(st.RTTMin), durationpb.New(st.RTTSmoothed)
 			l.EgressBacklogBytes, l.Transfers, l.Streams = st.QueuedBytes, int64(st.Transfers), int64(st.Streams)
 		}

@@ -838,9 +838,17 @@ type LinkStatus struct {
 	// Share of packets that the sender of pages declared lost, 0 to 1.
 	Loss *Estimate `protobuf:"bytes,20,opt,name=loss,proto3" json:"loss,omitempty"`
 	// Seconds that a cold link takes to reach 0.9 of its rate.
-	Ramp          *Estimate `protobuf:"bytes,21,opt,name=ramp,proto3" json:"ramp,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Ramp *Estimate `protobuf:"bytes,21,opt,name=ramp,proto3" json:"ramp,omitempty"`
+	// QUIC packets sent on it.
+	PacketsSent int64 `protobuf:"varint,22,opt,name=packets_sent,json=packetsSent,proto3" json:"packets_sent,omitempty"`
+	// Parity packets sent beside them, and their bytes, which are not in bytes_sent.
+	ParityPacketsSent int64 `protobuf:"varint,23,opt,name=parity_packets_sent,json=parityPacketsSent,proto3" json:"parity_packets_sent,omitempty"`
+	// Bytes of parity packets.
+	ParityBytesSent int64 `protobuf:"varint,24,opt,name=parity_bytes_sent,json=parityBytesSent,proto3" json:"parity_bytes_sent,omitempty"`
+	// Packets from the peer that were lost and rebuilt here from parity.
+	PacketsRepaired int64 `protobuf:"varint,25,opt,name=packets_repaired,json=packetsRepaired,proto3" json:"packets_repaired,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *LinkStatus) Reset() {
@@ -1020,6 +1028,34 @@ func (x *LinkStatus) GetRamp() *Estimate {
 	return nil
 }
 
+func (x *LinkStatus) GetPacketsSent() int64 {
+	if x != nil {
+		return x.PacketsSent
+	}
+	return 0
+}
+
+func (x *LinkStatus) GetParityPacketsSent() int64 {
+	if x != nil {
+		return x.ParityPacketsSent
+	}
+	return 0
+}
+
+func (x *LinkStatus) GetParityBytesSent() int64 {
+	if x != nil {
+		return x.ParityBytesSent
+	}
+	return 0
+}
+
+func (x *LinkStatus) GetPacketsRepaired() int64 {
+	if x != nil {
+		return x.PacketsRepaired
+	}
+	return 0
+}
+
 // Estimate is a number with what it is worth.
 type Estimate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1165,7 +1201,7 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\fblocks_total\x18\x03 \x01(\x03R\vblocksTotal\"\x12\n" +
 	"\x10ListLinksRequest\"A\n" +
 	"\x11ListLinksResponse\x12,\n" +
-	"\x05links\x18\x01 \x03(\v2\x16.kvferry.v1.LinkStatusR\x05links\"\xa7\x06\n" +
+	"\x05links\x18\x01 \x03(\v2\x16.kvferry.v1.LinkStatusR\x05links\"\xd1\a\n" +
 	"\n" +
 	"LinkStatus\x12$\n" +
 	"\x04peer\x18\x01 \x01(\v2\x10.kvferry.v1.NodeR\x04peer\x12\x18\n" +
@@ -1191,7 +1227,11 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\bcapacity\x18\x12 \x01(\v2\x14.kvferry.v1.EstimateR\bcapacity\x12&\n" +
 	"\x03rtt\x18\x13 \x01(\v2\x14.kvferry.v1.EstimateR\x03rtt\x12(\n" +
 	"\x04loss\x18\x14 \x01(\v2\x14.kvferry.v1.EstimateR\x04loss\x12(\n" +
-	"\x04ramp\x18\x15 \x01(\v2\x14.kvferry.v1.EstimateR\x04ramp\"\xb0\x01\n" +
+	"\x04ramp\x18\x15 \x01(\v2\x14.kvferry.v1.EstimateR\x04ramp\x12!\n" +
+	"\fpackets_sent\x18\x16 \x01(\x03R\vpacketsSent\x12.\n" +
+	"\x13parity_packets_sent\x18\x17 \x01(\x03R\x11parityPacketsSent\x12*\n" +
+	"\x11parity_bytes_sent\x18\x18 \x01(\x03R\x0fparityBytesSent\x12)\n" +
+	"\x10packets_repaired\x18\x19 \x01(\x03R\x0fpacketsRepaired\"\xb0\x01\n" +
 	"\bEstimate\x12\x14\n" +
 	"\x05value\x18\x01 \x01(\x01R\x05value\x12\x16\n" +
 	"\x06spread\x18\x02 \x01(\x01R\x06spread\x12\x18\n" +
