@@ -18,8 +18,9 @@ func dryRun(t *testing.T, target string) string {
 	}
 	cmd := exec.CommandContext(t.Context(), "make", "--no-print-directory", "-n", target)
 	cmd.Dir = root
-	// Flags of an outer make would change what is printed.
-	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MFLAGS=")
+	// Flags of an outer make, and what it was told, would change what is printed.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "FUZZTIME=") })
+	cmd.Env = append(cmd.Env, "MAKEFLAGS=", "MFLAGS=")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("make -n %s: %v\n%s", target, err, out)
