@@ -21,16 +21,47 @@ func (r *Result) conclude() string {
 	return strings.Join(say, " ")
 }
 
-// concludeLink says which order the sender keeps.
+// senderText is how a sender of that law runs.
+func senderText(law string) string {
+	if law == LinkLaw {
+		return "the sender as daemons run it (of transfers without a deadline the one with the least left)"
+	}
+	return "a sender that serves all transfers in turn, a chunk each, which daemons do not do by default,"
+}
+
+// orderText names an order.
+func orderText(discipline string) string {
+	switch discipline {
+	case orderFIFO:
+		return "first come, first served"
+	case orderPS:
+		return "processor sharing"
+	case orderLeast:
+		return "least left first, behind what is on its way"
+	}
+	return "processor sharing by chunks (transfers in turn, a chunk each)"
+}
+
+// concludeLink says what the waits over QUIC are with each sender.
 func (r *Result) concludeLink() string {
-	var b strings.Builder
-	var slopes []string
-	overlaps, points, conclusive, late := 0, 0, 0, false
-	coarsest := 0.0
-	for _, p := range r.Points {
-		if p.QUIC == nil {
+	var say []string
+	for _, l := range []*Link{r.Link, r.Sharing} {
+		if l == nil {
 			continue
 		}
+		if text := r.concludeSender(l); text != "" {
+			say = append(say, text)
+		}
+	}
+	return strings.Join(say, " ")
+}
+
+// concludeSender is of one sender.
+func (r *Result) concludeSender(l *Link) string {
+	var means, slopes []string
+	overlaps, points, conclusive, late := 0, 0, 0, false
+	coarsest := 0.0
+	for _, p := range r.pointsOf(l.Law) {
 		points++
 		late = late || p.late()
 		if p.QUIC.Conclusive {
@@ -39,32 +70,28 @@ func (r *Result) concludeLink() string {
 			if p.QUIC.Overlaps {
 				overlaps++
 			}
+			means = append(means, fmt.Sprintf("%.2f of M/M/1's at %v", p.Wait.Measured/p.Wait.MM1, p.Utilization))
 		}
-		if p.SizeSlope != nil {
+		if p.SizeSlope != nil && l.Law == SharingLaw {
 			slopes = append(slopes, fmt.Sprintf("%.2f at %v (%.2f if the link were shared at every instant, 0 if first come were first served)", *p.SizeSlope, p.Utilization, p.Utilization/(1-p.Utilization)))
 		}
 	}
-	if points == 0 {
+	who := "Over real QUIC, with " + senderText(l.Law)
+	switch {
+	case points == 0:
 		return ""
+	case !l.Calibrated:
+		return who + " nothing can be said here: a lone transfer did not behave like one server of the link's rate (see the warnings)."
+	case conclusive == 0:
+		return fmt.Sprintf("%s nothing is decided here: %d of %d utilizations are inconclusive (see the warnings).", who, points, points)
 	}
-	if !r.Link.Calibrated {
-		return "Real QUIC says nothing here: a lone transfer did not behave like one server of the link's rate (see the warnings)."
-	}
-	if conclusive == 0 {
-		fmt.Fprintf(&b, "Real QUIC decides nothing here: %d of %d utilizations are inconclusive (see the warnings).", points, points)
-		return b.String()
-	}
-	what := map[string]string{
-		"fifo":   "first come, first served",
-		"ps":     "processor sharing",
-		"sender": "processor sharing by chunks (transfers in turn, a chunk each)",
-	}[r.Link.Discipline]
-	fmt.Fprintf(&b, "Over real QUIC the sender's order is nearest to %s", what)
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s the mean wait is %s. The order is nearest to %s", who, strings.Join(means, ", "), orderText(l.Discipline))
 	if len(slopes) > 0 {
 		fmt.Fprintf(&b, ": each second of a job's own service adds %s seconds of wait", strings.Join(slopes, ", "))
 	}
-	fmt.Fprintf(&b, ". The measured mean wait overlaps that of the law fixed beforehand (the sender's own order, simulated) at %d of %d utilizations, where a difference of %.0f %% would mostly have shown.",
-		overlaps, conclusive, 100*coarsest)
+	fmt.Fprintf(&b, ". The mean overlaps that of the law fixed beforehand (%s, simulated) at %d of %d utilizations, where a difference of %.0f %% would mostly have shown.",
+		orderText(l.Law), overlaps, conclusive, 100*coarsest)
 	if conclusive < points {
 		fmt.Fprintf(&b, " %d of %d utilizations are inconclusive (see the warnings).", points-conclusive, points)
 	}
@@ -72,6 +99,17 @@ func (r *Result) concludeLink() string {
 		b.WriteString(" This machine was too busy at times, so take that with care.")
 	}
 	return b.String()
+}
+
+// pointsOf are the points over QUIC with the sender of that law.
+func (r *Result) pointsOf(law string) []Point {
+	var out []Point
+	for _, p := range r.Points {
+		if p.QUIC != nil && p.QUIC.Law == law {
+			out = append(out, p)
+		}
+	}
+	return out
 }
 
 // concludeLaws counts which laws hold in the simulator.
@@ -120,17 +158,50 @@ func (r *Result) concludeCrossover() string {
 	if len(others) > 0 {
 		fmt.Fprintf(&b, " It is %s.", strings.Join(others, ", "))
 	}
-	shared, ok1 := c.law("processor sharing, lognormal")
-	own, ok2 := c.law("processor sharing, own size")
-	if ok1 && ok2 {
-		near := "the same crossover as M/M/1 within its interval"
-		if shared.Measured.Low > c.Predicted || shared.Measured.High < c.Predicted {
-			near = fmt.Sprintf("a crossover %.3f from that of M/M/1", math.Abs(shared.Measured.Mean-c.Predicted))
-		}
-		fmt.Fprintf(&b, " Sharing gives the mean job %s, whatever the spread of sizes; a fetch that keeps the link busy for %.1f ms among jobs of %.0f ms waits in proportion to its own size, so for it the crossover moves from %.2f to %.2f.",
-			near, 1e3*c.TransmissionSeconds, 1e3/c.ServiceRate, c.Predicted, own.Measured.Mean)
+	if text := c.concludeSharing(); text != "" {
+		b.WriteString(" " + text)
 	}
 	return b.String()
+}
+
+// concludeSharing says what sharing does to the crossover of the mean job, for each spread of sizes by its own numbers, and of one
+// fetch.
+func (c *Crossover) concludeSharing() string {
+	var same, off []string
+	for _, kind := range []Service{Exponential, Lognormal} {
+		l, ok := c.law("processor sharing, " + string(kind))
+		if !ok {
+			continue
+		}
+		if d := l.Measured.Mean - c.Predicted; l.Measured.Low <= c.Predicted && c.Predicted <= l.Measured.High {
+			same = append(same, string(kind))
+		} else {
+			off = append(off, fmt.Sprintf("%+.4f from it for %s ones ([%.4f, %.4f])", d, kind, l.Measured.Low, l.Measured.High))
+		}
+	}
+	var b strings.Builder
+	if len(same)+len(off) > 0 {
+		b.WriteString("Under sharing the mean job's crossover is ")
+		if len(same) > 0 {
+			fmt.Fprintf(&b, "that of M/M/1 within its interval for %s sizes", strings.Join(same, " and "))
+		}
+		if len(same) > 0 && len(off) > 0 {
+			b.WriteString(", and ")
+		}
+		if len(off) > 0 {
+			text := strings.Join(off, " and ")
+			if len(same) == 0 {
+				text = strings.NewReplacer(" from it for", " from that of M/M/1 for", " ones (", " sizes (").Replace(text)
+			}
+			b.WriteString(text)
+		}
+		b.WriteString(".")
+	}
+	if own, ok := c.law("processor sharing, own size"); ok {
+		fmt.Fprintf(&b, " There a fetch that keeps the link busy for %.1f ms among jobs of %.0f ms waits in proportion to its own size: for it the crossover is %.2f, not %.2f.",
+			1e3*c.TransmissionSeconds, 1e3/c.ServiceRate, own.Measured.Mean, c.Predicted)
+	}
+	return strings.TrimSpace(b.String())
 }
 
 func (c *Crossover) law(name string) (LawCrossover, bool) {
@@ -163,18 +234,33 @@ func (r *Result) concludeBacklog() string {
 		"under processor sharing, where the job's own size and later arrivals decide.", exact, 100*ps)
 }
 
-// verdict says which law a planner should use for this sender.
+// verdict says which law a planner should use for daemons as they run.
 func (r *Result) verdict() string {
-	decided := slices.ContainsFunc(r.Points, func(p Point) bool { return p.QUIC != nil && p.QUIC.Conclusive })
-	if r.Link == nil || !r.Link.Calibrated || r.Crossover == nil || !decided {
+	if r.Link == nil || !r.Link.Calibrated || r.Crossover == nil {
 		return ""
 	}
+	points := slices.DeleteFunc(r.pointsOf(LinkLaw), func(p Point) bool { return !p.QUIC.Conclusive })
+	if len(points) == 0 {
+		return ""
+	}
+	low, high := math.Inf(1), 0.0
+	for _, p := range points {
+		ratio := p.Wait.Measured / p.Wait.MM1
+		low, high = min(low, ratio), max(high, ratio)
+	}
+	share := fmt.Sprintf("%.2f", low)
+	if high-low >= .005 {
+		share = fmt.Sprintf("%.2f to %.2f", low, high)
+	}
 	switch r.Link.Discipline {
-	case "ps", "sender":
-		return "So for this sender the base model's formula gives the wait of the mean fetch, by sharing and not because sizes are exponential; " +
-			"a single fetch is better priced at its own service time times ρ/(1−ρ)."
-	case "fifo":
-		return "So for this sender all fetches wait alike: the bytes queued ahead are the best price, and M/G/1 with the spread of sizes where they cannot be seen."
+	case orderLeast:
+		return "So for daemons as they run by default the mean fetch waits " + share + " times what the base model's formula says: a fetch waits for what is smaller than " +
+			"itself and for what is on its way, a small one little and a large one longest, and the bytes that go before it (a ticket's) are its price."
+	case orderPS, orderSharing:
+		return "So here the mean fetch waits " + share + " times what the base model's formula says, and the link is nearer to sharing than to the order that daemons ask for: " +
+			"what is on its way outweighs it."
+	case orderFIFO:
+		return "So here the mean fetch waits " + share + " times what the base model's formula says, and all fetches wait alike, since what is on its way outweighs the sender's order."
 	}
 	return ""
 }

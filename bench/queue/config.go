@@ -33,7 +33,7 @@ type Config struct {
 	LinkUtilizations []float64
 	// LinkOff leaves real QUIC out.
 	LinkOff bool
-	// Duration is how long jobs arrive at most at each utilization of the link, 500 ms to 10 minutes. Default 75 s; quick: 3 s.
+	// Duration is how long jobs arrive at most at each utilization of the link and with each sender, 500 ms to 10 minutes. Default 75 s; quick: 3 s.
 	Duration time.Duration
 	// Precision ends the arrivals earlier, when the 95 % interval of the mean wait is at most so much of the mean to either side
 	// and its batches do not correlate: 0.01 to 1. A point that has not come so far within Duration is marked inconclusive.
@@ -159,7 +159,7 @@ func (c Config) params() map[string]any {
 	}
 	if !c.LinkOff {
 		p["link_utilizations"], p["duration_seconds"], p["wan"] = c.LinkUtilizations, c.Duration.Seconds(), c.WAN.String()
-		p["precision"] = c.Precision
+		p["precision"], p["link_orders"] = c.Precision, []string{LinkLaw, SharingLaw}
 		p["job_bytes"], p["chunk_bytes"], p["stripes"] = c.JobBytes, c.ChunkBytes, c.Stripes
 	}
 	return p

@@ -25,8 +25,11 @@ func crossLaws() []crossLaw {
 		{"processor sharing, exponential", variant{ProcessorSharing(), Exponential}, false},
 		{"processor sharing, lognormal", variant{ProcessorSharing(), Lognormal}, false},
 		{"processor sharing, own size", variant{ProcessorSharing(), Exponential}, true},
+		{leastLaw, variant{LeastLeft(0, 1./serviceRate/64), Exponential}, false}, // a grain that is small beside the mean job
 	}
 }
+
+const leastLaw = "least left first, exponential"
 
 // preset is the decision that is crossed: the base model's utilization preset.
 type preset struct {
@@ -64,6 +67,13 @@ func (p preset) predict(l crossLaw, spread float64) float64 {
 	wait, _ := p.compute.Wait()
 	scale := lawsAt(.5, p.mean, l.variant.service.scv(spread)) // at 0.5, ρ/(1−ρ) is 1
 	unit := scale.MG1
+	if l.variant.discipline.Least {
+		rho, err := bisect(func(rho float64) float64 { return leastWait(rho, p.mean) - p.gap(wait) }, .01, maxUtilization)
+		if err != nil {
+			return math.NaN()
+		}
+		return rho
+	}
 	switch {
 	case l.own:
 		unit = p.transmission
@@ -154,6 +164,16 @@ func bisect(f func(float64) float64, lo, hi float64) (float64, error) {
 // crossoverJobs is how many jobs a replication has, of those that a point has.
 func crossoverJobs(jobs int) int { return max(1000, jobs/8) }
 
+// leastJobs is how many a replication has at least whose crossover lies where queues are long.
+const leastJobs = 20_000
+
+func (l crossLaw) jobs(jobs int) int {
+	if l.variant.discipline.Least {
+		return max(leastJobs, crossoverJobs(jobs))
+	}
+	return crossoverJobs(jobs)
+}
+
 // crossAll measures the crossover of every law, as far as ctx lasts.
 func crossAll(ctx context.Context, cfg Config) (*Crossover, error) {
 	p, err := utilizationPreset()
@@ -172,7 +192,7 @@ func crossAll(ctx context.Context, cfg Config) (*Crossover, error) {
 			if ctx.Err() != nil {
 				return out.orNil(), context.Cause(ctx)
 			}
-			rho, err := p.replicate(l, cfg.Spread, crossoverJobs(cfg.Jobs), cfg.Seed, n)
+			rho, err := p.replicate(l, cfg.Spread, l.jobs(cfg.Jobs), cfg.Seed, n)
 			if err != nil {
 				return out.orNil(), fmt.Errorf("crossover under %s: %w", l.name, err)
 			}

@@ -12,17 +12,29 @@ type Discipline struct {
 	Slots int `json:"slots"`
 	// Quantum is the most that a piece takes, seconds of the whole server. Zero or less: a job is one piece.
 	Quantum float64 `json:"quantum_seconds"`
+	// Least has the next piece come from the job with the least left, and Ahead is how much work is on its way to one server before
+	// another piece is asked for, seconds: see LeastLeft. Slots is 1 then.
+	Least bool    `json:"least_left"`
+	Ahead float64 `json:"ahead_seconds"`
 }
 
+// The names of the orders.
+const (
+	orderFIFO    = "fifo"
+	orderPS      = "ps"
+	orderSharing = "sender"
+	orderLeast   = "least-left"
+)
+
 // FIFO serves jobs one after the other as they come.
-func FIFO() Discipline { return Discipline{Name: "fifo", Slots: 1} }
+func FIFO() Discipline { return Discipline{Name: orderFIFO, Slots: 1} }
 
 // ProcessorSharing serves all jobs at once, each at an equal share.
-func ProcessorSharing() Discipline { return Discipline{Name: "ps"} }
+func ProcessorSharing() Discipline { return Discipline{Name: orderPS} }
 
-// Chunked is package transfer's sender: transfers in turn, a chunk each, and so many chunks being written at a time.
+// Chunked is package transfer's sender with a high Config.Concurrency: transfers in turn, a chunk each, and so many chunks being written at a time.
 func Chunked(slots int, quantum float64) Discipline {
-	return Discipline{Name: "sender", Slots: slots, Quantum: quantum}
+	return Discipline{Name: orderSharing, Slots: slots, Quantum: quantum}
 }
 
 // outcome is what happened to each job, seconds, by its index.
@@ -33,6 +45,9 @@ type outcome struct {
 
 // serve runs the jobs through the server.
 func (d Discipline) serve(jobs []job) outcome {
+	if d.Least {
+		return d.serveLeast(jobs)
+	}
 	s := newServer(d, jobs)
 	for i := range jobs {
 		s.advance(jobs[i].at)

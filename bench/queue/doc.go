@@ -32,21 +32,26 @@
 // estimates the same mean wait, whether or not the link follows the law, with a narrower interval. LinkPoint.Raw has the waits as
 // they were.
 //
-// The law that counts over QUIC is [LinkLaw], fixed beforehand: the sender's own order, simulated at that utilization with many
-// jobs. The two intervals overlap or do not; LinkPoint.Detectable says which difference would have kept them apart four
+// Two senders are measured, one after the other. The first is that of daemons as they run by default; the law that counts for it is
+// [LinkLaw]. The second serves all transfers in turn, with [SharingLaw]. Both laws are fixed beforehand and simulated at that
+// utilization with many jobs. The two intervals overlap or do not; LinkPoint.Detectable says which difference would have kept them apart four
 // times in five. To end as soon as the interval is narrow makes it a little too narrow on average; looks are few, and none
 // before some hundred jobs. The same arrivals and sizes also go through the simulator under each order, job by job, and the
 // nearest is named: that describes and decides nothing.
 //
 // # What the sender does
 //
-// The testbed has package transfer serve as many transfers at a time as there are (transfer.Config.Concurrency), in turn, a
-// chunk each; what it does by default, one at a time and the least first, makes waits that the laws do not describe. With chunks that are small beside the transfers that is
-// processor sharing, and what is in flight (the window and the bottleneck's queue) is first come, first served in front
-// of it. The mean wait is the same in both when sizes are exponential; how a wait grows with the job's own size
-// (Point.SizeSlope) tells them apart. With connections whose windows are together below the bandwidth-delay product, as a
-// short queue leaves them, a lone small transfer cannot fill the link, and no single-server law fits: Link.R2 and
-// a warning say so.
+// By default package transfer serves one transfer of a tenant and class at a time, chunk by chunk: the one with the earliest deadline,
+// and of those without one, as here, the one with the least left (shortest remaining processing time). What is in flight (chunks
+// being written, the window and the bottleneck's queue) is first come, first served in front of it; Link.AheadSeconds, measured before
+// any load with a small transfer beside a large one, is how much that is, and is part of the law. The mean wait is then below that of
+// M/M/1, and large transfers wait longest.
+//
+// With transfer.Config.Concurrency above the number of transfers it serves them in turn, a chunk each. With chunks that are small
+// beside the transfers that is processor sharing, of which the laws speak. The mean wait is that of first come, first served when sizes are
+// exponential; how a wait grows with the job's own size (Point.SizeSlope) tells them apart. With connections whose windows are together
+// below the bandwidth-delay product, as a short queue leaves them, a lone small transfer cannot fill the link, and no single-server law
+// fits: Link.R2 and a warning say so.
 //
 // # Concurrency
 //

@@ -1,5 +1,7 @@
 package queue
 
+import "math"
+
 // Laws are the mean waits in seconds that queueing theory gives for Poisson arrivals at one server. Of processor sharing,
 // the wait is what a job takes longer than it would alone.
 type Laws struct {
@@ -18,4 +20,22 @@ type Laws struct {
 func lawsAt(rho, mean, scv float64) Laws {
 	base := rho * mean / (1 - rho)
 	return Laws{MM1: base, MG1: base * (1 + scv) / 2, PS: base}
+}
+
+// leastWait is the mean wait of shortest remaining processing time with exponential service of that mean, at a utilization of 0 to
+// below 1. Source: Schrage and Miller, "The queue M/G/1 with the shortest remaining processing time discipline" (1966); integrated
+// numerically, to about 1e-4.
+func leastWait(rho, mean float64) float64 {
+	const step, most = 1e-3, 40.0 // in means
+	var sum, residence float64
+	for i := range int(most / step) {
+		x := (float64(i) + .5) * step
+		tail := math.Exp(-x)
+		load := rho * (1 - (1+x)*tail)                                    // of jobs of at most x
+		second := 2 - (x*x+2*x+2)*tail                                    // of their squared sizes
+		residence += step / (1 - load)                                    // once it is the least, it is delayed by smaller ones
+		wait := rho * (second + x*x*tail) / 2 / ((1 - load) * (1 - load)) // until it is the least
+		sum += (wait + residence - x) * tail * step
+	}
+	return sum * mean
 }

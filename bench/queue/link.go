@@ -31,26 +31,46 @@ type unloaded struct {
 	r2      float64
 	// disturbed is how much longer than the least a lone transfer usually takes, seconds: what this machine adds.
 	disturbed float64
+	// ahead is how long a small transfer waits behind one that fills the link, seconds, of a sender that
+	// sends the least first.
+	ahead float64
+	// law is the order that counts.
+	law string
 }
 
 // measureLink calibrates the link, then measures each utilization, as far as ctx lasts. What was measured is in the results
 // with an error as well.
-func measureLink(ctx context.Context, cfg Config, res *Result) (err error) {
+func measureLink(ctx context.Context, cfg Config, res *Result) error {
+	if err := measureOrder(ctx, cfg, res, LinkLaw, 0, &res.Link); err != nil {
+		return err
+	}
+	return measureOrder(ctx, cfg, res, SharingLaw, allAtATime, &res.Sharing)
+}
+
+// allAtATime is a transfer.Config.Concurrency that no measurement exceeds.
+const allAtATime = 1024
+
+// measureOrder measures the link with a sender of that concurrency, whose order the law describes.
+func measureOrder(ctx context.Context, cfg Config, res *Result, law string, concurrency int, to **Link) (err error) {
 	size := geometric{mean: float64(cfg.JobBytes), max: int(maxSizes*cfg.JobBytes/pageBytes) + 1}
-	b, err := openTestbed(ctx, testbedConfig{wan: cfg.WAN, stripes: cfg.Stripes, chunk: cfg.ChunkBytes, maxPages: size.max, seed: cfg.Seed})
+	b, err := openTestbed(ctx, testbedConfig{wan: cfg.WAN, stripes: cfg.Stripes, chunk: cfg.ChunkBytes, maxPages: size.max, seed: cfg.Seed, concurrency: concurrency})
 	if err != nil {
 		return fmt.Errorf("set up link: %w", err)
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
-	cfg.Progress.Stage("warming and calibrating the link", 0)
+	cfg.Progress.Stage(fmt.Sprintf("warming and calibrating the link, %s", law), 0)
 	idle, err := b.calibrate(ctx, size)
+	if idle.law = law; err == nil && law == LinkLaw {
+		idle.ahead, err = b.onItsWay(ctx, size, idle)
+	}
 	if err != nil {
 		return fmt.Errorf("calibrate link: %w", err)
 	}
-	res.Link = &Link{
-		WAN: cfg.WAN.String(), Stripes: cfg.Stripes, ChunkBytes: cfg.ChunkBytes,
+	l := &Link{
+		WAN: cfg.WAN.String(), Stripes: cfg.Stripes, ChunkBytes: cfg.ChunkBytes, Law: law, AheadSeconds: idle.ahead,
 		DisturbedSeconds: idle.disturbed, RateBps: 8 * idle.rate, UnloadedSeconds: idle.seconds, R2: idle.r2,
 	}
+	*to = l
 	switch share := 8 * idle.rate / cfg.WAN.Rate; {
 	case idle.r2 < minR2:
 		res.warn("the time of a lone transfer is not in line with its size (R² %.3f): the link is not one server of a steady speed, "+
@@ -58,7 +78,7 @@ func measureLink(ctx context.Context, cfg Config, res *Result) (err error) {
 	case share < minShare:
 		res.warn("lone transfers get %.0f %% of the link's rate: loss, or this machine, keeps them from filling it; waits over QUIC are then not comparable with the laws", 100*share)
 	default:
-		res.Link.Calibrated = true
+		l.Calibrated = true
 	}
 	for _, rho := range cfg.LinkUtilizations {
 		p, e, err := b.measure(ctx, cfg, rho, size, idle)
@@ -117,6 +137,31 @@ func (b *testbed) calibrate(ctx context.Context, size geometric) (unloaded, erro
 	return unloaded{seconds: f.Intercept.Value, rate: 1 / f.Slope.Value, r2: f.R2, disturbed: results.Median(over)}, nil
 }
 
+// onItsWay is how long a small transfer waits that comes while a large one fills the link, seconds: under a sender that sends the
+// least first it is what no order can change, because it is on its way.
+func (b *testbed) onItsWay(ctx context.Context, size geometric, idle unloaded) (float64, error) {
+	var took []float64
+	for i := range calibrations {
+		var wg sync.WaitGroup
+		var big error
+		wg.Go(func() { _, big = b.fetch(ctx, size.max) })
+		// Somewhere in the large one, at another place each time.
+		lead := time.NewTimer(time.Duration((0.3 + 0.4*float64(i)/calibrations) * float64(size.max*pageBytes) / idle.rate * 1e9))
+		select {
+		case <-lead.C:
+		case <-ctx.Done():
+		}
+		lead.Stop()
+		d, err := b.fetch(ctx, 1)
+		wg.Wait()
+		if err = errors.Join(err, big); err != nil {
+			return 0, err
+		}
+		took = append(took, d-idle.seconds-pageBytes/idle.rate)
+	}
+	return max(0, meanOf(took)), nil
+}
+
 // late says that the machine, not the link, may have set the waits.
 func (p Point) late() bool { return p.QUIC != nil && p.QUIC.LateP99Seconds > p.ServiceSeconds }
 
@@ -138,8 +183,8 @@ func (b *testbed) measure(ctx context.Context, cfg Config, rho float64, size geo
 	n := max(2*linkBatches, int(rho/service*cfg.Duration.Seconds()))
 	rng := newRand(cfg.Seed, fmt.Sprintf("link %v", rho))
 	jobs := poisson(n, rho/service, rng, func() float64 { return float64(size.draw(rng)*pageBytes) / idle.rate })
-	cfg.Progress.Stage(fmt.Sprintf("real QUIC at utilization %v, at most", rho), float64(n))
-	law, err := simulatedWait(cfg, LinkLaw, rho, size, idle)
+	cfg.Progress.Stage(fmt.Sprintf("real QUIC, %s, at utilization %v, at most", idle.law, rho), float64(n))
+	law, err := simulatedWait(cfg, rho, size, idle)
 	if err != nil {
 		return Point{}, estimate{}, err
 	}
@@ -172,7 +217,7 @@ func (b *testbed) measure(ctx context.Context, cfg Config, rho float64, size geo
 		SizeSlope:    slopeOf(got.jobs[skip:n], got.wait[skip:]),
 		samples:      batchMeans(series, linkBatches),
 		QUIC: &LinkPoint{
-			Law: LinkLaw, Raw: Measured{Mean: raw.Value, Low: raw.Low, High: raw.High}, Replays: replays, LateSeconds: slices.Max(got.late), LateP99Seconds: results.Quantile(got.late, .99), Seconds: got.seconds,
+			Law: idle.law, Raw: Measured{Mean: raw.Value, Low: raw.Low, High: raw.High}, Replays: replays, LateSeconds: slices.Max(got.late), LateP99Seconds: results.Quantile(got.late, .99), Seconds: got.seconds,
 			LostPackets: b.dropped() - before, Offered: offered(got.jobs[:n]),
 		},
 	}
@@ -263,17 +308,21 @@ func (p *prefix) len() int {
 // control is what each measured job waits under the law that counts, among the same arrivals.
 func (f fetched) control(cfg Config, idle unloaded) []float64 {
 	for _, d := range orders(cfg, idle) {
-		if d.Name == LinkLaw {
+		if d.Name == idle.law {
 			return d.serve(f.jobs).wait[:len(f.wait)]
 		}
 	}
-	return make([]float64, len(f.wait)) // not reached: LinkLaw is one of them
+	return make([]float64, len(f.wait)) // not reached: the law is one of them
 }
 
 // orders are the disciplines that a measurement is held against.
 func orders(cfg Config, idle unloaded) []Discipline {
 	quantum := float64(cfg.ChunkBytes) / idle.rate
-	return []Discipline{FIFO(), ProcessorSharing(), Chunked(cfg.Stripes*streamsPerStripe, quantum)}
+	all := []Discipline{FIFO(), ProcessorSharing(), Chunked(cfg.Stripes*streamsPerStripe, quantum)}
+	if idle.law == LinkLaw {
+		all = append(all, LeastLeft(idle.ahead, quantum))
+	}
+	return all
 }
 
 // streamsPerStripe is package transfer's default, which the testbed does not change.
@@ -301,20 +350,20 @@ func replay(got fetched, skip int, cfg Config, idle unloaded) ([]Replay, error) 
 	return out, nil
 }
 
-// simulatedWait is the simulator's mean wait of a discipline with many jobs of the link's sizes.
-func simulatedWait(cfg Config, order string, rho float64, size geometric, idle unloaded) (results.Estimate, error) {
+// simulatedWait is the simulator's mean wait of the law with many jobs of the link's sizes.
+func simulatedWait(cfg Config, rho float64, size geometric, idle unloaded) (results.Estimate, error) {
 	rng := newRand(cfg.Seed, fmt.Sprintf("law of the link %v", rho))
 	mean, _ := size.moments()
 	jobs := poisson(cfg.Jobs, rho*idle.rate/mean, rng, func() float64 {
 		return float64(size.draw(rng)*pageBytes) / idle.rate
 	})
 	for _, d := range orders(cfg, idle) {
-		if d.Name == order {
+		if d.Name == idle.law {
 			e, _, err := results.BatchMeans(d.serve(jobs).wait[warmUp(cfg.Jobs):], batches, 0)
 			return e, err
 		}
 	}
-	return results.Estimate{}, fmt.Errorf("BUG: discipline %q is not among the orders", order)
+	return results.Estimate{}, fmt.Errorf("BUG: discipline %q is not among the orders", idle.law)
 }
 
 // dropped is how many packets the link from the source has dropped.

@@ -55,7 +55,11 @@ func (r *Result) pointTable() *results.Table {
 		if p.SizeSlope != nil {
 			slope = strings.Replace(fmt.Sprintf("%.2f", *p.SizeSlope), "-0.00", "0.00", 1)
 		}
-		t.Row(string(p.Source), p.Discipline, string(p.Service), p.Utilization,
+		source := string(p.Source)
+		if p.QUIC != nil {
+			source += ", " + p.QUIC.sender()
+		}
+		t.Row(source, p.Discipline, string(p.Service), p.Utilization,
 			results.Estimate{Value: p.Wait.Measured, Low: p.WaitInterval.Low, High: p.WaitInterval.High, Level: p.WaitInterval.Level},
 			p.Wait.MM1, p.Wait.MG1, p.Wait.PS, p.Wait.Backlog, p.Backlog.MeanAbsolute, slope)
 	}
@@ -81,6 +85,7 @@ func (r *Result) replayTable() *results.Table {
 	t := &results.Table{
 		Title: "Real QUIC against the simulator with the same arrivals, nearest order first",
 		Columns: []results.Column{
+			{Name: "sender", Left: true},
 			{Name: "utilization"},
 			{Name: "offered"},
 			{Name: "order", Left: true},
@@ -100,24 +105,45 @@ func (r *Result) replayTable() *results.Table {
 			if y.Discipline == p.QUIC.Law {
 				overlaps = p.QUIC.verdict()
 			}
-			t.Row(p.Utilization, p.QUIC.Offered, y.Discipline, y.Mean,
+			t.Row(p.QUIC.sender(), p.Utilization, p.QUIC.Offered, y.Discipline, y.Mean,
 				results.Estimate{Value: y.Difference.Mean, Low: y.Difference.Low, High: y.Difference.High, Level: results.DefaultLevel}, y.RMS, y.Correlation, overlaps)
 		}
 	}
-	if l := r.Link; l != nil {
-		t.Notes = []string{
-			fmt.Sprintf("link %s, %d connections, chunks of %s: a lone transfer takes %s and its bytes at %s (R² %.4f)", l.WAN, l.Stripes,
-				results.Format(float64(l.ChunkBytes), "B"), results.Format(l.UnloadedSeconds, "s"), results.Format(l.RateBps, "bps"), l.R2),
-			"sender: transfers in turn, a chunk each, as many chunks at a time as are being written; it is the law that counts, fixed beforehand",
+	t.Notes = append(t.Notes,
+		"default: the sender as daemons run it, whose law, fixed beforehand, is least-left: the transfer with the least left, behind what is on its way",
+		"in turn: a sender that serves all transfers at a time, whose law is sender: transfers in turn, a chunk each, as many chunks at a time as are being written")
+	for _, l := range []*Link{r.Link, r.Sharing} {
+		if l != nil {
+			t.Notes = append(t.Notes, fmt.Sprintf("%s: link %s, %d connections, chunks of %s: a lone transfer takes %s and its bytes at %s (R² %.4f)%s",
+				senderName(l.Law), l.WAN, l.Stripes, results.Format(float64(l.ChunkBytes), "B"), results.Format(l.UnloadedSeconds, "s"), results.Format(l.RateBps, "bps"), l.R2,
+				l.aheadText()))
 		}
 	}
 	for _, p := range r.Points {
 		if q := p.QUIC; q != nil {
-			t.Notes = append(t.Notes, fmt.Sprintf("at %v: %d jobs in %.0f s, mean wait to ±%.0f %%, neighbouring batches correlate by %.2f; power: a mean wait off by %.0f %% or more would be found apart in four of five runs",
-				p.Utilization, p.Jobs, q.Seconds, 100*q.HalfWidth, p.WaitInterval.Lag1, 100*q.Detectable))
+			t.Notes = append(t.Notes, fmt.Sprintf("%s, at %v: %d jobs in %.0f s, mean wait to ±%.0f %%, neighbouring batches correlate by %.2f; power: a mean wait off by %.0f %% or more would be found apart in four of five runs",
+				q.sender(), p.Utilization, p.Jobs, q.Seconds, 100*q.HalfWidth, p.WaitInterval.Lag1, 100*q.Detectable))
 		}
 	}
 	return t
+}
+
+// senderName is what tables call the sender of a law.
+func senderName(law string) string {
+	if law == LinkLaw {
+		return "default"
+	}
+	return "in turn"
+}
+
+func (q *LinkPoint) sender() string { return senderName(q.Law) }
+
+// aheadText says how much is on its way; "" where it is not needed.
+func (l *Link) aheadText() string {
+	if l.Law != LinkLaw {
+		return ""
+	}
+	return "; a small one beside a large one waits " + results.Format(l.AheadSeconds, "s")
 }
 
 // verdict is what the overlap says.
@@ -156,18 +182,19 @@ func (r *Result) Plot() results.Plot {
 	for _, kind := range []struct {
 		name       string
 		source     Source
-		discipline string
+		discipline string // over QUIC the law
 		service    Service
 	}{
 		{"FIFO, exponential", SourceSimulator, "fifo", Exponential},
 		{"FIFO, equal", SourceSimulator, "fifo", Deterministic},
 		{"FIFO, lognormal", SourceSimulator, "fifo", Lognormal},
 		{"sharing, lognormal", SourceSimulator, "ps", Lognormal},
-		{"real QUIC", SourceQUIC, "", Exponential},
+		{"real QUIC, as daemons", SourceQUIC, LinkLaw, Exponential},
+		{"real QUIC, in turn", SourceQUIC, SharingLaw, Exponential},
 	} {
 		s := results.Series{Name: kind.name, Style: results.MarksOnly}
 		for _, q := range r.Points {
-			if q.Source != kind.source || kind.discipline != "" && q.Discipline != kind.discipline || q.Service != kind.service || !(q.Wait.Measured > 0) {
+			if q.Source != kind.source || q.metricDiscipline() != kind.discipline || q.Service != kind.service || !(q.Wait.Measured > 0) {
 				continue // a logarithm needs a positive wait; over QUIC noise can make one negative
 			}
 			u := q.ServiceSeconds

@@ -7,10 +7,13 @@ import (
 	"github.com/kvferry/kvferry/bench/results"
 )
 
-// LinkLaw is the order whose simulated mean wait the waits over QUIC are held against: "sender", see [Chunked], with the chunk
-// and the number of streams that package transfer is given. It is fixed before anything is measured; which order comes
-// nearest afterwards is reported beside it and decides nothing.
-const LinkLaw = "sender"
+// LinkLaw and SharingLaw are the orders whose simulated mean waits the waits over QUIC are held against: of the sender as daemons
+// run it "least-left", see [LeastLeft], and of a sender that serves all transfers in turn "sender", see [Chunked]. They are fixed
+// before anything is measured; which order comes nearest afterwards is reported beside them and decides nothing.
+const (
+	LinkLaw    = orderLeast
+	SharingLaw = orderSharing
+)
 
 // linkBatches is how many the series of waits over the link is cut into.
 const linkBatches = 20
@@ -100,7 +103,7 @@ func (r *Result) judge(p *Point, e estimate, precision float64) {
 	q.HalfWidth = e.halfWidth()
 	wide, correlated := precision >= 0 && q.HalfWidth > precision, e.lag1 > maxLag1(linkBatches)
 	q.Conclusive = !wide && !correlated && !p.late()
-	at := fmt.Sprintf("at utilization %v over QUIC", p.Utilization)
+	at := fmt.Sprintf("at utilization %v over QUIC, %s,", p.Utilization, q.Law)
 	if wide {
 		r.warn("%s the mean wait is known to ±%.0f %% after %d jobs in %.0f s, not to the ±%.0f %% asked for: inconclusive, whatever it overlaps; measure longer with --duration",
 			at, 100*q.HalfWidth, p.Jobs, q.Seconds, 100*precision)

@@ -12,7 +12,10 @@ import (
 type Result struct {
 	Points    []Point    `json:"points"`
 	Crossover *Crossover `json:"crossover_utilization"` // nil when the run was cut short before
-	Link      *Link      `json:"link"`                  // nil without real QUIC
+	// Link is real QUIC with the sender as daemons run it, Sharing with one that serves all transfers in turn, a chunk each. Nil
+	// without real QUIC.
+	Link    *Link `json:"link"`
+	Sharing *Link `json:"sharing_link"`
 	// Conclusion is one paragraph made from the numbers.
 	Conclusion string `json:"conclusion"`
 
@@ -127,6 +130,11 @@ type Link struct {
 	WAN        string `json:"wan"`
 	Stripes    int    `json:"stripes"`
 	ChunkBytes int    `json:"chunk_bytes"`
+	// Law is the order that counts: LinkLaw or SharingLaw.
+	Law string `json:"law"`
+	// AheadSeconds is how long a small transfer waits that comes while a large one fills the link: what is on its way. 0
+	// under SharingLaw, which does not need it.
+	AheadSeconds float64 `json:"ahead_seconds"`
 	// A lone transfer of b bytes takes UnloadedSeconds + 8·b/RateBps; R2 is how well that line fits.
 	RateBps         float64 `json:"rate_bps"`
 	UnloadedSeconds float64 `json:"unloaded_seconds"`
@@ -136,8 +144,8 @@ type Link struct {
 	DisturbedSeconds float64 `json:"disturbed_seconds"`
 	// Calibrated says that the line fits and the rate is near the link's, so that the laws of one server may be held against it.
 	Calibrated bool `json:"calibrated"`
-	// Discipline is the nearest of the simulated orders over all points: "fifo", "ps" or "sender" (transfers in turn, a chunk
-	// each). Empty until a point is measured.
+	// Discipline is the nearest of the simulated orders over all points: "fifo", "ps", "sender" (transfers in turn, a chunk each) or
+	// "least-left". Empty until a point is measured.
 	Discipline string `json:"discipline"`
 }
 
@@ -148,7 +156,7 @@ type LinkPoint struct {
 	// Raw is the mean wait as it was measured, with its interval; the point's own leaves the luck of the draw out, see the package
 	// documentation.
 	Raw Measured `json:"raw"`
-	// Law is the order that counts, fixed before measuring: LinkLaw.
+	// Law is the order that counts, fixed before measuring, and so which sender was measured: LinkLaw is that of daemons.
 	Law string `json:"law"`
 	// Simulated is the simulator's mean wait of the law at the point's Utilization, by many jobs.
 	Simulated Measured `json:"simulated"`
@@ -220,7 +228,7 @@ func (r *Result) File(command []string) (*results.File, error) {
 // metricDiscipline keeps a metric's name the same whichever order a measurement looks like.
 func (p Point) metricDiscipline() string {
 	if p.Source == SourceQUIC {
-		return "sender"
+		return p.QUIC.Law
 	}
 	return p.Discipline
 }

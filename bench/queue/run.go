@@ -25,8 +25,10 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if err != nil && len(res.Points) == 0 {
 		return nil, err
 	}
-	if res.Link != nil {
-		res.Link.Discipline = nearest(res.Points)
+	for _, l := range []*Link{res.Link, res.Sharing} {
+		if l != nil {
+			l.Discipline = nearest(res.pointsOf(l.Law))
+		}
 	}
 	res.Conclusion = res.conclude()
 	return res, err

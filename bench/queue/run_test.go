@@ -28,7 +28,9 @@ func TestRunReal(t *testing.T) {
 	if testing.Short() {
 		t.Skip("real time; the same is run in virtual time")
 	}
-	res, err := Run(t.Context(), quick())
+	cfg := quick()
+	cfg.LinkUtilizations = []float64{.3} // with each sender
+	res, err := Run(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -106,6 +106,9 @@ func TestPredictedCrossovers(t *testing.T) {
 	}
 	want := []float64{.7255, .8409, .5139, .7255, .7255, .8936}
 	for i, l := range crossLaws() {
+		if l.name == leastLaw { // no closed form: see TestLeastLeftLaw
+			continue
+		}
 		if got := planner.Round(p.predict(l, 4), 4); got != want[i] {
 			t.Errorf("%s: %v, want %v", l.name, got, want[i])
 		}

@@ -38,6 +38,8 @@ type testbedConfig struct {
 	chunk    int // bytes, 0: the same
 	maxPages int // of one job
 	seed     uint64
+	// concurrency is transfer.Config.Concurrency; 0: its default, which is what daemons have.
+	concurrency int
 }
 
 // openTestbed starts the agents and connects them; close is owed.
@@ -95,14 +97,13 @@ func (b *testbed) openAgent(ca *certs.CA, region string, host byte, cfg testbedC
 	if err != nil {
 		return nil, err
 	}
-	const maxTransfers = 1024 // all at a time, in turn, which the laws describe
 	ip := netip.AddrFrom4([4]byte{10, 0, 0, host})
 	conn, err := b.network.Listen(netip.AddrPortFrom(ip, 4433))
 	if err != nil {
 		return nil, err
 	}
 	a, err := transfer.Open(transfer.Config{
-		Name: transfer.PeerID(name), Conn: conn, Stripes: cfg.stripes, ChunkBytes: cfg.chunk, ProgressTimeout: -1, Concurrency: maxTransfers,
+		Name: transfer.PeerID(name), Conn: conn, Stripes: cfg.stripes, ChunkBytes: cfg.chunk, ProgressTimeout: -1, Concurrency: cfg.concurrency,
 		DialPacket: func(context.Context) (net.PacketConn, error) { return b.network.Listen(netip.AddrPortFrom(ip, 0)) },
 		TLS:        &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: ca.Pool(), ClientCAs: ca.Pool(), MinVersion: tls.VersionTLS13},
 		Repair:     repair.Config{Parity: -1}, // at first it takes of the link what the law knows nothing of

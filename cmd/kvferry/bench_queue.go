@@ -33,14 +33,18 @@ func (a *app) newBenchQueue(b *benchFlags) *cobra.Command {
 It simulates a server with Poisson arrivals, first come, first served and shared, with exponential, equal and lognormal service;
 it finds the utilization at which fetch stops paying under each (the planner's utilization preset, which predicts 0.7255 by
 M/M/1); and it loads a model link with real QUIC at two utilizations, in real time, until each mean wait is known to --precision
-or --duration is over, which marks the point inconclusive. The law that counts there is fixed beforehand: the sender's own
-order, simulated; the output says which difference the comparison would have found. One to three minutes; --quick takes a
-small part of that, and decides little.
+or --duration is over, which marks the point inconclusive. Two senders are measured: that of daemons as they run by default, which
+sends the transfer with the least left first (no job here has a deadline), and one that serves all transfers in turn, which is what
+the law of processor sharing is about. The law that counts for each is fixed beforehand: its own order, simulated; the output says
+which difference the comparison would have found. Two to six minutes; --quick takes a small part of that, and decides little.
+
+The jobs are smaller than a session's, and the link slower than a region's, so that a processor can follow; --job, --chunk, --stripes
+and --wan change that.
 
 On a busy machine the processor and not the link sets the waits over QUIC, which the output then says.`,
 		Example: `  kvferry bench queue
   kvferry bench queue --out waits.svg --save queue.json
-  kvferry bench queue --stripes 8 --chunk 1MiB --job 512KiB --wan rtt=10ms,rate=200Mbps   # as daemons are set up by default
+  kvferry bench queue --stripes 4 --chunk 1MiB --job 8MiB --wan rtt=10ms,rate=200Mbps   # chunks as daemons send them
   kvferry bench queue --quick -o json`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.benchQueue(cmd, b, &q) },
@@ -60,7 +64,7 @@ func (q *queueFlags) register(cmd *cobra.Command) {
 	fl.Var(newCount(&q.replications, 0, 3, 1000), "replications", "independent crossovers measured (default 20)")
 	fl.BoolVar(&q.cfg.LinkOff, "no-link", false, "leave real QUIC out")
 	fl.Float64SliceVar(&q.linkUtilized, "link-utilization", nil, "those with real QUIC (default 0.3,0.6)")
-	fl.Var(newDuration(&q.cfg.Duration, 0, 500*time.Millisecond), "duration", "how long jobs arrive at most at each utilization of the link (default 75s)")
+	fl.Var(newDuration(&q.cfg.Duration, 0, 500*time.Millisecond), "duration", "how long jobs arrive at most at each utilization of the link, with each sender (default 75s)")
 	fl.Var(newNumber(&q.cfg.Precision, 0, .01, 1), "precision", "half width of the mean wait's interval over QUIC, as a share of it, at which to stop (default 0.1)")
 	fl.StringVar(&q.link, "wan", queue.DefaultWAN().String(), "the model link: rtt, rate, and optionally loss, jitter, queue, burst, seed")
 	fl.Var(newBytes(&q.cfg.JobBytes, 128<<10, 16<<10, 64<<20), "job", "mean bytes of a fetch over the link")
