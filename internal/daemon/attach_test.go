@@ -202,6 +202,10 @@ func TestReattach(t *testing.T) {
 		if diff := cmp.Diff(rep, late, protocmp.Transform()); diff != "" {
 			t.Errorf("reports differ: %s", diff)
 		}
+		req.Landed = true // what the stream shows is each watcher's own choice
+		if _, _, err := r.b.migrate(req); err != nil {
+			t.Errorf("watching landed blocks of the same request: %v", err)
+		}
 		_, _, err = r.b.migrate(other) // and still no other parameters
 		wantError(t, err, ReasonRequestMismatch)
 		list, err := r.b.mig.ListMigrations(context.Background(), &pb.ListMigrationsRequest{})

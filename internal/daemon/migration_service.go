@@ -89,7 +89,10 @@ func (d *Daemon) replicationDemand(q demand, req *pb.MigrateRequest) (demand, er
 	return q, err
 }
 
+// fingerprint names what is asked for: not what the stream is to show of it, which each watcher chooses.
 func fingerprint(req *pb.MigrateRequest) (string, error) {
+	req = proto.CloneOf(req)
+	req.Landed = false
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
 	sum := sha256.Sum256(b)
 	return string(sum[:]), err

@@ -189,12 +189,12 @@ func encodePaths(known map[transfer.PeerID]pastPath) ([]byte, error) {
 	for _, id := range slices.Sorted(maps.Keys(known)) {
 		k := known[id]
 		e := pathEntry{Peer: string(id), Unix: k.at.Unix(), Stripes: k.est.Stripes}
-		for _, n := range fields(&k.est) {
-			if !n.Known() {
-				e.Numbers = append(e.Numbers, pathNumber{})
-				continue
+		for i, n := range fields(&k.est) {
+			v := pathNumber{Value: n.Value, Spread: n.Spread, Samples: max(int64(n.Samples), 1), Age: n.Age.Seconds()}
+			if !n.Known() || !v.within(pathBounds[i]) {
+				v = pathNumber{}
 			}
-			e.Numbers = append(e.Numbers, pathNumber{Value: n.Value, Spread: n.Spread, Samples: max(int64(n.Samples), 1), Age: n.Age.Seconds()})
+			e.Numbers = append(e.Numbers, v)
 		}
 		out.Paths = append(out.Paths, e)
 	}
@@ -212,7 +212,7 @@ func decodePaths(b []byte) (map[transfer.PeerID]pastPath, error) {
 	if err := d.Decode(&in); err != nil {
 		return nil, err
 	}
-	if d.More() {
+	if _, err := d.Token(); err != io.EOF { //nolint:errorlint // as the decoder documents it
 		return nil, errors.New("something follows the object")
 	}
 	if in.Version != pathsVersion {
@@ -239,6 +239,14 @@ func decodePaths(b []byte) (map[transfer.PeerID]pastPath, error) {
 // maxPathAge bounds the age of what is remembered: a century, in seconds.
 const maxPathAge = 100 * 365 * 86400
 
+// pathBounds are the least and the most of each number: what no path has would make the planner refuse all of the peer's plans, and
+// then nothing would be measured that could replace it. Rates are in bytes a second, times in seconds.
+var pathBounds = [6][2]float64{{1, 1e13}, {1, 1e13}, {0, 60}, {0, 60}, {0, 1}, {0, 3600}}
+
+func (n pathNumber) within(bounds [2]float64) bool {
+	return n.Samples >= 1 && n.Value >= bounds[0] && n.Value <= bounds[1] && n.Spread >= 0 && n.Spread <= bounds[1] && n.Age >= 0 && n.Age <= maxPathAge
+}
+
 func (e pathEntry) path() (k pastPath, err error) {
 	to := fields(&k.est)
 	if len(e.Numbers) != len(to) || e.Stripes < 0 || e.Stripes > transfer.MaxStripes || e.Unix < 0 || e.Unix > math.MaxInt32*8 {
@@ -249,15 +257,12 @@ func (e pathEntry) path() (k pastPath, err error) {
 		if n == (pathNumber{}) {
 			continue
 		}
-		if n.Samples < 1 || n.Value < 0 || n.Spread < 0 || n.Age < 0 || n.Age > maxPathAge {
+		if !n.within(pathBounds[i]) {
 			return k, fmt.Errorf("number %d is %+v", i, n)
 		}
 		*to[i] = transfer.Estimate{
 			Value: n.Value, Spread: n.Spread, Samples: int(n.Samples), Age: time.Duration(n.Age * float64(time.Second)), Basis: transfer.Persisted,
 		}
-	}
-	if k.est.Loss.Value > 1 {
-		return k, fmt.Errorf("loss is %g", k.est.Loss.Value)
 	}
 	return k, nil
 }

@@ -187,3 +187,57 @@ func TestPathMetrics(t *testing.T) {
 		r.settle()
 	})
 }
+
+// A file with a number that no path has is refused whole; nothing that was learned makes such a file.
+func TestPathsBounds(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "paths.json")
+	const unknown = `{"value":0,"spread":0,"samples":0,"age_seconds":0}`
+	number := func(value, spread string) string {
+		return `{"value":` + value + `,"spread":` + spread + `,"samples":1,"age_seconds":1}`
+	}
+	for name, c := range map[string]struct {
+		at     int
+		number string
+		good   bool
+	}{
+		"goodput":               {0, number("1e8", "1e7"), true},
+		"no goodput":            {0, number("0", "0"), false},
+		"goodput of nothing":    {0, number("1e-300", "0"), false},
+		"goodput without bound": {0, number("1e308", "0"), false},
+		"spread without bound":  {0, number("1e8", "1e308"), false},
+		"capacity":              {1, number("1e300", "0"), false},
+		"round trip of an hour": {2, number("3600", "0"), false},
+		"smoothed of an age":    {3, number("1e300", "0"), false},
+		"loses more than all":   {4, number("1.5", "0"), false},
+		"ramp of a day":         {5, number("86400", "0"), false},
+	} {
+		numbers := make([]string, 6)
+		for i := range numbers {
+			numbers[i] = unknown
+		}
+		numbers[c.at] = c.number
+		text := `{"version":1,"paths":[{"peer":"a","unix_seconds":1790000000,"stripes":4,"numbers":[` + strings.Join(numbers, ",") + `]}]}`
+		if _, err := decodePaths([]byte(text)); (err == nil) != c.good {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := decodePaths([]byte(text + "}")); err == nil {
+			t.Errorf("%s: a brace too many was taken", name)
+		}
+	}
+	p, err := openPaths(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.learn("a", transfer.Estimates{Goodput: measured(1e20, 0), Capacity: measured(1e8, 0), RTTMin: measured(1e6, 0), Loss: measured(0.1, 0)})
+	if err := p.flush(true); err != nil {
+		t.Fatal(err)
+	}
+	again, err := openPaths(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := again.recall("a"); got.Goodput.Known() || got.RTTMin.Known() || got.Capacity.Value != 1e8 || got.Loss.Value != 0.1 {
+		t.Errorf("read back %+v", got)
+	}
+}
