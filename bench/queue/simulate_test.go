@@ -118,7 +118,7 @@ func TestPredictedCrossovers(t *testing.T) {
 // TestCrossovers: the measured ones hold the closed forms within twice their interval, and each law has its own.
 func TestCrossovers(t *testing.T) {
 	t.Parallel()
-	cfg := Config{Jobs: 240_000, Replications: 10, Seed: 2}.withDefaults()
+	cfg := Config{Jobs: 160_000, Replications: 8, Seed: 2}.withDefaults()
 	if testing.Short() {
 		cfg.Jobs, cfg.Replications = 80_000, 6
 	}

@@ -145,6 +145,12 @@ func TestConclusions(t *testing.T) {
 		b.Outcome = *b.Configurations[0]
 		return b
 	}
+	pair := func(edit func(one, eight *goodput.Outcome)) goodput.Body {
+		b := flowing()
+		edit(b.Configurations[0], b.Configurations[1])
+		b.Outcome = *b.Configurations[1]
+		return b
+	}
 	// 672 ms of recompute less 464 ms of fetch are 0.93 of the 224 ms on the link: rho/(1-rho) = 0.93.
 	const busy = "Let this link be no more than 48 % busy with fetches"
 	for _, tc := range []struct {
@@ -176,7 +182,25 @@ func TestConclusions(t *testing.T) {
 		}), []string{"Recompute", "Do not trust the planner here", "What a migration costs to start"}, 1, "disagree"},
 		{"dear start", results.KindCrossover, cross(func(c *crossover.Result) { c.Measured.Fetch.FixedSeconds = 0.35 }), []string{"Fetch what is longer than 144 tokens", "Trust the planner here", "What a migration costs to start", busy}, 0, "Setting link.round_trips to 5.0"},
 		{"goodput", results.KindGoodput, flowing(), []string{"Plan with this goodput", "Use 8 connections", "Keep the connections up", "Leave processors for it"}, 0, "2.35 times what 1 connection gave"},
-		{"goodput by machine", results.KindGoodput, flow(func(o *goodput.Outcome) { o.LimitedBy = goodput.LimitMachine }), []string{"Measure the goodput again", "Keep the connections up", "Leave processors for it"}, 1, "no figure of the link"},
+		{"goodput by machine", results.KindGoodput, flow(func(o *goodput.Outcome) { o.LimitedBy = goodput.LimitMachine }), []string{"Measure the goodput again", "Leave processors for it"}, 2, "on a machine at its limit"},
+		{"one of two by machine", results.KindGoodput, pair(func(one, _ *goodput.Outcome) { one.LimitedBy = goodput.LimitMachine }), []string{"Plan with this goodput", "Keep the connections up", "Leave processors for it"}, 0, "940 Mbps"},
+		{"two in the noise", results.KindGoodput, pair(func(one, eight *goodput.Outcome) {
+			one.GoodputBps = 900e6
+			for i, v := range []float64{.7e9, 1e9, .9e9, .8e9, 1e9} {
+				one.Runs[i].GoodputBps, eight.Runs[i].GoodputBps = v, v*1.04
+			}
+		}), []string{"Plan with this goodput", "Do not choose a number of connections from this", "Keep the connections up", "Leave processors for it"}, 1, "do not tell them apart"},
+		{"two alike", results.KindGoodput, pair(func(one, eight *goodput.Outcome) {
+			one.GoodputBps = 939.9e6
+			for i, v := range []float64{940e6, 940.1e6, 939.8e6, 940.2e6, 939.9e6} {
+				one.Runs[i].GoodputBps, eight.Runs[i].GoodputBps = v, v+1e4
+			}
+		}), []string{"Plan with this goodput", "Leave the number of connections alone", "Keep the connections up", "Leave processors for it"}, 0, "made no difference here"},
+		{"adaptive is best", results.KindGoodput, pair(func(_, eight *goodput.Outcome) { eight.Adaptive = true }), []string{"Plan with this goodput", "Let the link choose its connections", "Keep the connections up", "Leave processors for it"}, 0, "8 connections (the link's choice) gave the most"},
+		{"cold like the slowest", results.KindGoodput, flow(func(o *goodput.Outcome) { o.Cold.Seconds = o.Runs[0].Seconds * 1.2; o.Runs[1].Seconds *= 1.3 }), []string{"Plan with this goodput", "Leave processors for it"}, 0, "940 Mbps"},
+		{"loss", results.KindGoodput, flow(func(o *goodput.Outcome) {
+			o.LimitedBy, o.Loss, o.LossUnrepaired = goodput.LimitLoss, ptr(0.01), ptr(0.001)
+		}), []string{"Plan with this goodput", "Keep the connections up", "Leave processors for it"}, 0, "parity rebuilt 90 %"},
 		{"unknown ends", results.KindGoodput, flow(func(o *goodput.Outcome) { o.CPU, o.Cold, o.LinkShare = goodput.CPU{}, nil, nil }), []string{"Plan with this goodput"}, 0, "940 Mbps over 8 connections"},
 		{"queue", results.KindQueue, waiting(), []string{"Let no link be more than 54 % busy with fetches"}, 0, "72 % busy by M/M/1"},
 		{"other", results.KindCodec, map[string]any{}, nil, 0, ""},
@@ -252,5 +276,17 @@ func TestBuildFaults(t *testing.T) {
 	r, err := Build([]Input{twice, twice})
 	if err != nil || r.page.Sections[1].Title != "Crossover (2)" || r.page.Sections[0].ID == r.page.Sections[1].ID {
 		t.Errorf("two of a kind: %v", err)
+	}
+}
+
+// The headline says what its number is worth.
+func TestHeadline(t *testing.T) {
+	b := flowing()
+	if note := goodputNote(b.Configurations[1]); note != "94 % of the link's rate, 8 connections; repeats from 930.6 Mbps to 949.4 Mbps" {
+		t.Errorf("note %q", note)
+	}
+	b.Configurations[1].LimitedBy = goodput.LimitMachine
+	if note := goodputNote(b.Configurations[1]); !strings.HasPrefix(note, "set by this machine, not the link; ") {
+		t.Errorf("note %q", note)
 	}
 }

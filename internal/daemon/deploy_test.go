@@ -373,3 +373,20 @@ func TestUnit(t *testing.T) {
 	}
 	tool(t, "systemd-analyze", "systemd", "verify", "--man=no", path)
 }
+
+// Every metric of links is on the dashboard: how much repair does and costs, stripes, and what is learnt of a path are what an
+// operator judges a link by. The age and spread of an estimate stand in `kvferry links`.
+func TestDashboardShowsLinks(t *testing.T) {
+	var asked strings.Builder
+	for _, queries := range readDashboard(t).queries() {
+		asked.WriteString(strings.Join(queries, "\n"))
+	}
+	for _, name := range allMetrics(t) {
+		if !strings.HasPrefix(name, "kvferry_link_") || strings.Contains(name, "_age_") || strings.Contains(name, "_spread_") || strings.HasSuffix(name, "_received_packets_total") {
+			continue
+		}
+		if !strings.Contains(asked.String(), name+"{") {
+			t.Errorf("no panel asks for %s", name)
+		}
+	}
+}
