@@ -320,7 +320,7 @@ func TestValidate(t *testing.T) {
 		{"repeats", func(c *Config) { c.Repeats = -1 }, "repeats -1: must be 1 to 1000"},
 		{"peer", func(c *Config) { c.Peers = []string{NameKvferry, "pigeon"} }, `peer "pigeon": must be one of kvferry, quic-go-1`},
 		{"peer twice", func(c *Config) { c.Peers = []string{NameKvferry, NameKvferry} }, `peer "kvferry": must be named once`},
-		{"without kvferry", func(c *Config) { c.Peers = []string{nameTCP} }, "peers tcp-tls: must be kvferry and what it is compared with"},
+		{"without kvferry", func(c *Config) { c.Peers = []string{nameTCP} }, `peers "tcp-tls": must be kvferry and what it is compared with`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := Config{Command: []string{"x"}}

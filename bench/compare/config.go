@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -43,7 +44,11 @@ type InputError struct{ Field, Value, Allowed string }
 
 // Error names the field, the value and what is allowed.
 func (e *InputError) Error() string {
-	return fmt.Sprintf("%s %s: must be %s", e.Field, e.Value, e.Allowed)
+	value := e.Value
+	if strings.HasPrefix(e.Field, "peer") { // words, not numbers
+		value = strconv.Quote(value)
+	}
+	return fmt.Sprintf("%s %s: must be %s", e.Field, value, e.Allowed)
 }
 
 const (
@@ -104,8 +109,8 @@ func (c Config) Validate() error {
 	check(c.Repeats >= 1 && c.Repeats <= maxRounds, "repeats", c.Repeats, fmt.Sprintf("1 to %d", maxRounds))
 	names := Names()
 	for i, p := range c.Peers {
-		check(slices.Contains(names, p), "peer", fmt.Sprintf("%q", p), "one of "+strings.Join(names, ", "))
-		check(!slices.Contains(c.Peers[:i], p), "peer", fmt.Sprintf("%q", p), "named once")
+		check(slices.Contains(names, p), "peer", p, "one of "+strings.Join(names, ", "))
+		check(!slices.Contains(c.Peers[:i], p), "peer", p, "named once")
 	}
 	check(slices.Contains(c.Peers, NameKvferry), "peers", strings.Join(c.Peers, ","), NameKvferry+" and what it is compared with")
 	return errors.Join(errs...)

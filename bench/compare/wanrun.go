@@ -74,8 +74,8 @@ func (c WANConfig) Validate() error {
 	check(c.Limit >= 0, "limit", c.Limit, "above 0, or 0 for 30s")
 	c = c.withDefaults()
 	for i, p := range c.Peers {
-		check(slices.Contains(WANNames(), p), "peer", fmt.Sprintf("%q", p), "one of "+strings.Join(WANNames(), ", "))
-		check(!slices.Contains(c.Peers[:i], p), "peer", fmt.Sprintf("%q", p), "named once")
+		check(slices.Contains(WANNames(), p), "peer", p, "one of "+strings.Join(WANNames(), ", "))
+		check(!slices.Contains(c.Peers[:i], p), "peer", p, "named once")
 	}
 	check(slices.Contains(c.Peers, NameKvferry), "peers", strings.Join(c.Peers, ","), NameKvferry+" and what it is compared with")
 	return errors.Join(errs...)

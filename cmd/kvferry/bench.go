@@ -51,11 +51,14 @@ func (a *app) benchCommands(b *benchFlags) []*cobra.Command {
 	}
 }
 
-// begin checks what would be a pity to find out after the measurement.
-func (b *benchFlags) begin() (err error) {
+// begin checks what would be a pity to find out after the measurement of a result of that kind.
+func (b *benchFlags) begin(kind string) (err error) {
 	if b.diff != "" {
 		if b.old, err = results.Load(b.diff); err != nil {
 			return usagef(b.diff, "a result that --save or -o json wrote", "--diff: %v", err)
+		}
+		if b.old.Kind != kind {
+			return usagef(b.diff, "a result of kvferry bench "+kind, "--diff %s: it is a result of kvferry bench %s", b.diff, b.old.Kind)
 		}
 	} else if b.allowUnlike {
 		return usagef("", "--diff OLD.json beside --allow-unlike", "--allow-unlike has nothing to allow")
@@ -159,6 +162,16 @@ func (b *benchFlags) compare(f *results.File) error {
 	return c.Table(w)
 }
 
+// meaningless refuses flags that have no meaning in the form that was asked for, as "with --wan".
+func meaningless(cmd *cobra.Command, form string, names ...string) error {
+	for _, n := range names {
+		if cmd.Flags().Changed(n) {
+			return usagef("", "no --"+n+" "+form, "--%s has no meaning %s", n, form)
+		}
+	}
+	return nil
+}
+
 // benchCommand is the command line that a result records: the flags that were given.
 func benchCommand(cmd *cobra.Command) []string {
 	out := strings.Fields(cmd.CommandPath())
@@ -184,6 +197,11 @@ var byteUnits = []struct {
 	{"b", 1},
 }
 
+// bytesFlag is a number of bytes as flags are given.
+func bytesFlag(b int64) string {
+	return strings.ReplaceAll(strings.ReplaceAll(bytesText(b), ".0", ""), " ", "")
+}
+
 // newBytes is a flag of a number of bytes in [lo, hi].
 func newBytes(v *int64, value, lo, hi int64) *parsed[int64] {
 	*v = value
@@ -193,9 +211,13 @@ func newBytes(v *int64, value, lo, hi int64) *parsed[int64] {
 			if b == 0 {
 				return ""
 			}
-			return strings.ReplaceAll(strings.ReplaceAll(bytesText(b), ".0", ""), " ", "")
+			return bytesFlag(b)
 		},
 		parse: func(s string) (int64, error) {
+			example := value
+			if example < lo || example > hi {
+				example = hi
+			}
 			number, scale := strings.ToLower(strings.TrimSpace(s)), 1.0
 			for _, u := range byteUnits {
 				if n, ok := strings.CutSuffix(number, u.name); ok {
@@ -207,7 +229,7 @@ func newBytes(v *int64, value, lo, hi int64) *parsed[int64] {
 			if b := x * scale; err == nil && b >= float64(lo) && b <= float64(hi) {
 				return int64(b), nil
 			}
-			return 0, fmt.Errorf("want %s to %s, as 256MiB", bytesText(lo), bytesText(hi))
+			return 0, fmt.Errorf("want %s to %s, as %s", bytesText(lo), bytesText(hi), bytesFlag(example))
 		},
 	}
 }

@@ -88,7 +88,7 @@ func (a *app) benchCompare(cmd *cobra.Command, b *benchFlags, c *compareFlags) e
 	if err != nil {
 		return err
 	}
-	if err := b.begin(); err != nil {
+	if err := b.begin(results.KindCompare); err != nil {
 		return err
 	}
 	ctx := cmd.Context()
@@ -163,10 +163,8 @@ func (c *compareFlags) check(cmd *cobra.Command) (*compare.WANConfig, error) {
 }
 
 func (c *compareFlags) checkWAN(cmd *cobra.Command) (*compare.WANConfig, error) {
-	for _, n := range []string{"warmup", "profile", "out"} {
-		if cmd.Flags().Changed(n) {
-			return nil, usagef("", "no --"+n+" with --wan", "--%s has no meaning with --wan", n)
-		}
+	if err := meaningless(cmd, "with --wan", "warmup", "profile", "out"); err != nil {
+		return nil, err
 	}
 	out := &compare.WANConfig{Command: c.cfg.Command, Peers: c.cfg.Peers, Bytes: c.cfg.Bytes, PageBytes: c.cfg.PageBytes, Repeats: c.cfg.Repeats, Limit: c.limit, Seed: c.cfg.Seed}
 	for _, text := range c.links {

@@ -88,7 +88,7 @@ func (a *app) benchCrossover(cmd *cobra.Command, b *benchFlags, c *crossoverFlag
 	if err := c.check(cmd); err != nil {
 		return err
 	}
-	if err := b.begin(); err != nil {
+	if err := b.begin(results.KindCrossover); err != nil {
 		return err
 	}
 	ctx := cmd.Context()

@@ -69,7 +69,7 @@ When a transfer fails, the result of those before it is printed, then the error,
 			if err := g.check(cmd); err != nil {
 				return err
 			}
-			if err := b.begin(); err != nil {
+			if err := b.begin(results.KindGoodput); err != nil {
 				return err
 			}
 			bar := b.progress()
@@ -121,21 +121,13 @@ func (g *goodputFlags) register(cmd *cobra.Command) {
 
 // check tells the two forms apart.
 func (g *goodputFlags) check(cmd *cobra.Command) error {
-	wrong := func(form string, names ...string) error {
-		for _, n := range names {
-			if cmd.Flags().Changed(n) {
-				return usagef("", "no --"+n+" "+form, "--%s has no meaning %s", n, form)
-			}
-		}
-		return nil
-	}
 	switch {
 	case g.link != "" && g.sourceAddr != "":
 		return usagef("", "--wan for a model of the link, or --source-addr for two daemons", "--wan and --source-addr exclude each other")
 	case cmd.Flags().Changed("wan"):
-		return wrong("with --wan", "source", "max-rate", "link-rate", "class", "yes")
+		return meaningless(cmd, "with --wan", "source", "max-rate", "link-rate", "class", "yes")
 	case g.sourceAddr != "":
-		return wrong("between daemons, whose own configuration sets the connections", "stripes", "cold", "cut")
+		return meaningless(cmd, "between daemons, whose own configuration sets the connections", "stripes", "cold", "cut")
 	}
 	return usagef("", "--wan rtt=70ms,rate=500Mbps,loss=0 for a model of the link, or --source-addr unix:///PATH for two daemons", "neither --wan nor --source-addr is given")
 }

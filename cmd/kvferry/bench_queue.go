@@ -75,10 +75,10 @@ func (q *queueFlags) register(cmd *cobra.Command) {
 }
 
 func (a *app) benchQueue(cmd *cobra.Command, b *benchFlags, q *queueFlags) error {
-	if err := q.check(); err != nil {
+	if err := q.check(cmd); err != nil {
 		return err
 	}
-	if err := b.begin(); err != nil {
+	if err := b.begin(results.KindQueue); err != nil {
 		return err
 	}
 	ctx := cmd.Context()
@@ -105,7 +105,12 @@ func (a *app) benchQueue(cmd *cobra.Command, b *benchFlags, q *queueFlags) error
 }
 
 // check moves the flags to the configuration and refuses what cannot be, before anything is measured.
-func (q *queueFlags) check() error {
+func (q *queueFlags) check(cmd *cobra.Command) error {
+	if q.cfg.LinkOff {
+		if err := meaningless(cmd, "with --no-link", "wan", "link-utilization", "duration", "precision", "job", "chunk", "stripes"); err != nil {
+			return err
+		}
+	}
 	var err error
 	if q.cfg.WAN, err = wan.Parse(q.link); err != nil {
 		return usagef(q.link, "key=value pairs such as "+queue.DefaultWAN().String(), "--wan: %v", err)

@@ -185,7 +185,7 @@ func (a *app) steps(r *reportFlags) ([]step, error) {
 		{"queue", r.queueArgs(), func(cmd *cobra.Command) (func() error, func(context.Context, *results.Progress) (file, error)) {
 			q := new(queueFlags)
 			q.register(cmd)
-			return q.check, func(ctx context.Context, bar *results.Progress) (file, error) {
+			return func() error { return q.check(cmd) }, func(ctx context.Context, bar *results.Progress) (file, error) {
 				q.cfg.Progress = bar
 				res, err := queue.Run(ctx, q.cfg)
 				if res == nil || len(res.Points) == 0 {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
@@ -87,6 +88,18 @@ func (o *wanOptions) parse(netGiven bool) error {
 		return usagef("", "--listen HOST:PORT --target HOST:PORT for a UDP relay, or --netns A,B", "neither a relay nor namespaces are asked for")
 	case netGiven && o.netns == "":
 		return usagef("", "--netns A,B beside --net", "--net has no meaning for a relay")
+	}
+	if relay {
+		for _, f := range []struct{ flag, address string }{{"listen", o.listen}, {"target", o.target}} {
+			host, port, err := net.SplitHostPort(f.address)
+			n := 0
+			if err == nil {
+				n, err = net.DefaultResolver.LookupPort(context.Background(), "udp", port) // a number or a service's name: nothing is asked
+			}
+			if err != nil || f.flag == "target" && (host == "" || n == 0) {
+				return usagef(f.address, "HOST:PORT, such as 127.0.0.1:7000", "--%s %s is no UDP address", f.flag, f.address)
+			}
+		}
 	}
 	if o.netns != "" {
 		if err := o.parseNamespaces(); err != nil {

@@ -42,6 +42,9 @@ Exit status: 0 nothing fails, with or without warnings; 1 something fails.`,
   kvferry doctor -o json | jq '.findings[] | select(.status == "fail")'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("timeout") {
+				return usagef("", "no --timeout", "--timeout has no meaning for doctor: each check has a limit of its own, all take 10 seconds at most")
+			}
 			for _, url := range engines {
 				if err := (engineload.Config{URL: url}).Validate(); err != nil {
 					return usagef(url, "an http or https address such as http://127.0.0.1:8000/metrics", "--engine-metrics: %v", err)

@@ -26,8 +26,9 @@ const (
 type identity struct {
 	named bool // the configuration or the flags name files
 	files daemon.TLSConfig
-	err   error  // why it can't be used at all
-	fix   string // of err
+	// err is why authority or certificate can't be looked at; keyErr, without err, why the key can't be used with them. Each with its fix.
+	err, keyErr error
+	fix, keyFix string
 
 	pair         tls.Certificate
 	roots        *x509.CertPool
@@ -45,36 +46,53 @@ func (d *doctor) readIdentity() *identity {
 	}
 	id.named = true
 	const make = "kvferry certs init --dir DIR; kvferry certs issue --dir DIR --region REGION --node NODE --host HOST"
-	for _, f := range []struct{ key, path string }{{"tls.ca", t.CA}, {"tls.cert", t.Cert}, {"tls.key", t.Key}} {
-		if f.path == "" {
-			id.err, id.fix = fmt.Errorf("%s is not set", f.key), "set "+f.key+" to a PEM file; make one with: "+make
-			return id
+	read := func(key, path string) (data []byte, fix string, err error) {
+		if path == "" {
+			return nil, "set " + key + " to a PEM file; make one with: " + make, fmt.Errorf("%s is not set", key)
 		}
+		data, err = readBounded(path)
+		fix = "give this user the right to read it"
+		if errors.Is(err, os.ErrNotExist) {
+			fix = "correct the path, or make the files: " + make
+		}
+		return data, fix, err
 	}
-	var data [3][]byte
-	for i, path := range []string{t.CA, t.Cert, t.Key} {
-		if data[i], id.err = readBounded(path); id.err != nil {
-			id.fix = "give this user the right to read it"
-			if errors.Is(id.err, os.ErrNotExist) {
-				id.fix = "correct the path, or make the files: " + make
-			}
-			return id
-		}
+	var authority, certificate []byte
+	if authority, id.fix, id.err = read("tls.ca", t.CA); id.err != nil {
+		return id
+	}
+	if certificate, id.fix, id.err = read("tls.cert", t.Cert); id.err != nil {
+		return id
 	}
 	id.roots = x509.NewCertPool()
-	if id.authorities = parseAll(data[0]); len(id.authorities) == 0 {
+	if id.authorities = parseAll(authority); len(id.authorities) == 0 {
 		id.err, id.fix = fmt.Errorf("%s holds no certificate", t.CA), "set tls.ca to the ca.crt that 'kvferry certs init' wrote"
 		return id
 	}
 	for _, c := range id.authorities {
 		id.roots.AddCert(c)
 	}
-	if id.pair, id.err = tls.X509KeyPair(data[1], data[2]); id.err != nil {
-		id.err = fmt.Errorf("%s with %s: %w", t.Cert, t.Key, id.err)
-		id.fix = "set tls.cert and tls.key to the two files of one 'kvferry certs issue'"
+	chain := parseAll(certificate)
+	if len(chain) == 0 {
+		id.err, id.fix = fmt.Errorf("%s holds no certificate", t.Cert), "set tls.cert to the .crt that 'kvferry certs issue' wrote"
 		return id
 	}
+	for _, c := range chain {
+		id.pair.Certificate = append(id.pair.Certificate, c.Raw)
+	}
+	id.pair.Leaf = chain[0]
 	id.region, id.node, id.identityErr = certs.Identity(id.pair.Leaf)
+	var key []byte
+	if key, id.keyFix, id.keyErr = read("tls.key", t.Key); id.keyErr != nil {
+		return id
+	}
+	pair, err := tls.X509KeyPair(certificate, key)
+	if err != nil {
+		id.keyErr = fmt.Errorf("%s with %s: %w", t.Cert, t.Key, err)
+		id.keyFix = "set tls.cert and tls.key to the two files of one 'kvferry certs issue'"
+		return id
+	}
+	id.pair = pair
 	return id
 }
 
@@ -218,6 +236,9 @@ func (d *doctor) checkKey(context.Context) Finding {
 	if !readable {
 		return f
 	}
+	if id.keyErr != nil {
+		return fail(id.keyFix, "%v", id.keyErr)
+	}
 	st, err := os.Stat(id.files.Key)
 	if err != nil {
 		return fail("set tls.key to the node's key", "%v", err)
@@ -237,7 +258,7 @@ func (d *doctor) usable() (*identity, Finding, bool) {
 	for _, c := range []struct {
 		name  string
 		check func(context.Context) Finding
-	}{{"authority", d.checkAuthority}, {"expiry", d.checkExpiry}, {"identity", d.checkIdentity}} {
+	}{{"authority", d.checkAuthority}, {"expiry", d.checkExpiry}, {"identity", d.checkIdentity}, {"key", d.checkKey}} {
 		if c.check(context.Background()).Status == Fail {
 			return nil, unknown("not tried: see certificate.%s", c.name), false
 		}

@@ -413,7 +413,22 @@ func TestBroken(t *testing.T) {
 				key, _ := issue(s.t, s.ca, "r-a", "a").KeyPEM()
 				s.write("a.key", key, 0o600)
 			},
-			"certificate.authority", doctor.Fail, "private key does not match", "set tls.cert and tls.key",
+			"certificate.key", doctor.Fail, "private key does not match", "set tls.cert and tls.key",
+			[]string{"peer.b.handshake"},
+		},
+		{
+			"key is not there", func(s *scene) { _ = os.Remove(s.setup.Config.TLS.Key) },
+			"certificate.key", doctor.Fail, "no such file", "correct the path",
+			[]string{"peer.b.handshake"},
+		},
+		{
+			"key is no key", func(s *scene) { s.setup.Config.TLS.Key = s.setup.Config.TLS.Cert },
+			"certificate.key", doctor.Fail, "a.crt with ", "set tls.cert and tls.key",
+			[]string{"peer.b.handshake"},
+		},
+		{
+			"certificate is none", func(s *scene) { s.setup.Config.TLS.Cert = s.setup.Config.TLS.Key },
+			"certificate.authority", doctor.Fail, "a.key holds no certificate", "set tls.cert to the .crt",
 			[]string{"certificate.expiry", "certificate.identity", "certificate.key", "peer.b.handshake"},
 		},
 		{
@@ -446,7 +461,7 @@ func TestBroken(t *testing.T) {
 		},
 		{
 			"bad configuration", func(s *scene) { s.setup.Config.Link.Stripes = 65 },
-			"config", doctor.Fail, "link.stripes = 65", "set link.stripes to 1 to 64", nil,
+			"config", doctor.Fail, "link.stripes = 65", "change link.stripes: want 1 to 64", nil,
 		},
 		{
 			"GPU driver hangs", func(s *scene) {

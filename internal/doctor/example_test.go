@@ -21,5 +21,5 @@ func Example() {
 	// Output:
 	// config fail
 	// kvferryd.yaml: config link.stripes = 100: must be 1 to 64, or 0 for as many as the path needs
-	// fix: set link.stripes to 1 to 64, or 0 for as many as the path needs
+	// fix: change link.stripes: want 1 to 64, or 0 for as many as the path needs
 }

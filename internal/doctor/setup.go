@@ -203,7 +203,7 @@ func (d *doctor) checkConfig(context.Context) Finding {
 	if err := d.Config.Validate(); err != nil {
 		fix := "correct it; 'kvferryd --config " + d.ConfigPath + " --print-config' shows what is read"
 		if ce, ok := errors.AsType[*daemon.ConfigError](err); ok {
-			fix = "set " + ce.Field + " to " + ce.Allowed
+			fix = "change " + ce.Field + ": want " + ce.Allowed
 		}
 		return fail(fix, "%s: %v", d.ConfigPath, oneLine(err))
 	}
