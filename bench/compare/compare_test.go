@@ -184,12 +184,12 @@ func TestRatios(t *testing.T) {
 	if res.Results[1].LimitedBy != LimitOthers || len(res.cautions()) == 0 {
 		t.Errorf("quic-go-1 is limited by %s, cautions %v", res.Results[1].LimitedBy, res.cautions())
 	}
-	yes, no := true, false
+	yes := true
 	two, most := 2.0, 1.1
 	want := []Ratio{
-		{To: nameQUIC1, Quantity: QuantityGoodput, Median: 2.5, Min: 2, Max: 2.5, Aim: &two, Met: &yes},
+		{To: nameQUIC1, Quantity: QuantityGoodput, Median: 2.5, Min: 2, Max: 2.5, Aim: &two, Met: &yes, Answer: AnswerMet},
 		{To: nameQUIC1, Quantity: QuantityCPU, Median: 0.5, Min: 0.25, Max: 1},
-		{To: nameMemory, Quantity: QuantityCPU, Median: 1.5, Min: 1, Max: 2, Aim: &most, Met: &no},
+		{To: nameMemory, Quantity: QuantityCPU, Median: 1.5, Min: 1, Max: 2, Aim: &most, Answer: AnswerUnclear},
 	}
 	if diff := cmp.Diff(want, res.Ratios); diff != "" {
 		t.Errorf("ratios (-want +got):\n%s", diff)

@@ -73,7 +73,36 @@ type Ratio struct {
 	Max      float64 `json:"max"`
 	// Aim is what it should be: at least, or with QuantityCPU at most; nil without one.
 	Aim *float64 `json:"aim"`
-	Met *bool    `json:"met"`
+	// Met is whether it was reached: nil without an aim, and when the interval of the rounds' median holds the aim, so that more rounds
+	// might say otherwise. Answer is the same in a word, one of the Answer constants; empty without an aim.
+	Met    *bool  `json:"met"`
+	Answer string `json:"answer,omitempty"`
+}
+
+// The answers of a Ratio to its aim.
+const (
+	AnswerMet     = "met"
+	AnswerMissed  = "missed"
+	AnswerUnclear = "unclear" // the interval holds the aim, or there is one round only
+)
+
+// judge holds the ratio, of those values, to an aim: at least, or with QuantityCPU at most. The interval of the median decides: at
+// 95 % from six rounds on, the extremes with fewer.
+func (r *Ratio) judge(aim float64, v []float64) {
+	r.Aim, r.Answer = &aim, AnswerUnclear
+	e := results.MedianInterval(v, 0)
+	above, below := e.Low >= aim, e.High < aim
+	if r.Quantity == QuantityCPU {
+		above, below = e.High <= aim, e.Low > aim
+	}
+	if len(v) < 2 || above == below {
+		return
+	}
+	r.Met = &above
+	r.Answer = AnswerMissed
+	if above {
+		r.Answer = AnswerMet
+	}
 }
 
 // aims are what kvferry is built to reach.
@@ -178,11 +207,7 @@ func ratios(ours, other *series) []Ratio {
 func newRatio(to, quantity string, v []float64) Ratio {
 	r := Ratio{To: to, Quantity: quantity, Median: results.Median(v), Min: slices.Min(v), Max: slices.Max(v)}
 	if aim, ok := aims[quantity][to]; ok {
-		met := r.Median >= aim
-		if quantity == QuantityCPU {
-			met = r.Median <= aim
-		}
-		r.Aim, r.Met = &aim, &met
+		r.judge(aim, v)
 	}
 	return r
 }

@@ -25,10 +25,10 @@ func TestWANRatios(t *testing.T) {
 	c.series[0].cold[1].BusyShare = &busy
 	b := &wanBench{cfg: WANConfig{Bytes: 100}, cells: []*WANCell{c}, warned: []string{"a way is left out"}}
 	res := b.result(true)
-	one, yes, no := 1.0, true, false
+	one, yes := 1.0, true
 	want := []Ratio{
-		{To: nameBBR, Quantity: QuantityCold, Median: 1.5, Min: 1, Max: 2, Aim: &one, Met: &yes},
-		{To: nameBBR, Quantity: QuantityWarm, Median: 0.9, Min: 0.9, Max: 0.9, Aim: &one, Met: &no},
+		{To: nameBBR, Quantity: QuantityCold, Median: 1.5, Min: 1, Max: 2, Aim: &one, Met: &yes, Answer: AnswerMet},
+		{To: nameBBR, Quantity: QuantityWarm, Median: 0.9, Min: 0.9, Max: 0.9, Aim: &one, Answer: AnswerUnclear},
 		{To: nameRsync, Quantity: QuantityCold, Median: 6, Min: 6, Max: 6},
 	}
 	if diff := cmp.Diff(want, c.Ratios, cmpopts.EquateApprox(1e-12, 0)); diff != "" {

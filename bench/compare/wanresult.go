@@ -121,9 +121,7 @@ func (c *WANCell) sumUp(bytes int64) {
 			if v := roundRatios(q.ours, q.theirs); len(v) > 0 {
 				r := newRatio(s.name, q.name, v)
 				if s.name == nameBBR {
-					aim := 1.0
-					met := r.Median >= aim
-					r.Aim, r.Met = &aim, &met
+					r.judge(1, v)
 				}
 				c.Ratios = append(c.Ratios, r)
 			}

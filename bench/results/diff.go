@@ -1,6 +1,7 @@
 package results
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -90,9 +91,11 @@ type Change struct {
 	// a number is zero or negative, or nothing is known about its noise.
 	Ratio Estimate
 	// P is the chance of samples as different as these when nothing changed (Mann-Whitney); NaN without samples.
-	P       float64
-	Verdict Verdict
-	Why     string // what the verdict rests on, one phrase
+	P float64
+	// Adjusted is P corrected for all metrics of the two results that were tested, by Holm's method; NaN without samples.
+	Adjusted float64
+	Verdict  Verdict
+	Why      string // what the verdict rests on, one phrase
 }
 
 // Comparison is what became of every metric of two results.
@@ -119,7 +122,8 @@ func (c Comparison) Count(v Verdict) int {
 // kind, parameters, machine (os, arch, cpu, cores, CPU quota) and units; it is another one when a result is invalid.
 // Neither is changed.
 //
-// A metric with samples on both sides is better or worse when Mann-Whitney's p is at most 0.05, the intervals of the
+// A metric with samples on both sides is better or worse when Mann-Whitney's p, corrected by Holm's method for the number of metrics
+// so tested, is at most 0.05, the intervals of the
 // medians are disjoint, and the change exceeds the tolerance; it is the same when the whole interval of the ratio is
 // within the tolerance. Without samples the intervals alone decide. Everything else is unclear.
 func Diff(old, fresh *File) (Comparison, error) { return DiffConfig{}.Diff(old, fresh) }
@@ -154,13 +158,14 @@ func (cfg DiffConfig) Diff(old, fresh *File) (Comparison, error) {
 		return Comparison{}, unlike
 	}
 	c.Notes = notes(old, fresh)
+	adjusted := holm(testable(old, fresh))
 	for _, m := range fresh.Metrics {
 		o, ok := old.Metric(m.Name)
 		if !ok || o.Unit != m.Unit || o.Better != m.Better {
 			c.Changes = append(c.Changes, missing(m, Estimate{}, estimateOf(m), "only in the new"))
 			continue
 		}
-		c.Changes = append(c.Changes, cfg.compare(o, m))
+		c.Changes = append(c.Changes, cfg.compare(o, m, adjusted))
 	}
 	for _, m := range old.Metrics {
 		if _, ok := fresh.Metric(m.Name); !ok {
@@ -193,7 +198,7 @@ func (cfg DiffConfig) tolerance() float64 {
 }
 
 func missing(m Metric, old, fresh Estimate, why string) Change {
-	return Change{Name: m.Name, Unit: m.Unit, Better: m.Better, Old: old, New: fresh, P: math.NaN(), Verdict: Missing, Why: why}
+	return Change{Name: m.Name, Unit: m.Unit, Better: m.Better, Old: old, New: fresh, P: math.NaN(), Adjusted: math.NaN(), Verdict: Missing, Why: why}
 }
 
 // estimateOf returns a metric's interval; a single sample's has no level.
@@ -281,17 +286,110 @@ func notes(old, fresh *File) []string {
 	if o, n := old.Versions["go"], fresh.Versions["go"]; o != n {
 		ns = append(ns, fmt.Sprintf("go %s, then %s", orNone(o), orNone(n)))
 	}
-	return ns
+	for _, w := range old.Warnings { // a verdict is worth what the numbers are
+		if slices.Contains(fresh.Warnings, w) {
+			ns = append(ns, "warning of both: "+w)
+		} else {
+			ns = append(ns, "warning of the old: "+w)
+		}
+	}
+	for _, w := range fresh.Warnings {
+		if !slices.Contains(old.Warnings, w) {
+			ns = append(ns, "warning of the new: "+w)
+		}
+	}
+	return append(ns, limits(old, fresh)...)
+}
+
+// limits say which results name the machine as what set their numbers: a difference may then be the machine's.
+func limits(old, fresh *File) []string {
+	o, n := machineLimited(old.Body), machineLimited(fresh.Body)
+	switch {
+	case o && n:
+		return []string{"the machine set numbers of both: a difference may be the machine's"}
+	case o:
+		return []string{"the machine set numbers of the old: a difference may be the machine's"}
+	case n:
+		return []string{"the machine set numbers of the new: a difference may be the machine's"}
+	}
+	return nil
+}
+
+// machineLimits are what benchmarks write into a field limited_by when the machine set a number, and not what is measured.
+var machineLimits = []string{"machine", "processors", "others"}
+
+// machineLimited looks for one in a body, which is of any kind.
+func machineLimited(body json.RawMessage) bool {
+	var v any
+	if len(body) == 0 || json.Unmarshal(body, &v) != nil {
+		return false
+	}
+	var in func(v any) bool
+	in = func(v any) bool {
+		switch v := v.(type) {
+		case map[string]any:
+			by, _ := v["limited_by"].(string)
+			return slices.Contains(machineLimits, by) || slices.ContainsFunc(slices.Collect(maps.Values(v)), in)
+		case []any:
+			return slices.ContainsFunc(v, in)
+		}
+		return false
+	}
+	return in(v)
+}
+
+// corrected are a metric's p by Mann-Whitney, as it is and by Holm's method, of so many.
+type corrected struct {
+	p, adjusted float64
+	of          int
+}
+
+// text is both, or one when they are the same.
+func (c corrected) text() string {
+	if c.of < 2 {
+		return fmt.Sprintf("p = %.2g", c.p)
+	}
+	return fmt.Sprintf("p = %.2g, %.2g corrected for %d metrics", c.p, c.adjusted, c.of)
+}
+
+// testable are the p of metrics that both results have samples of, by name.
+func testable(old, fresh *File) map[string]float64 {
+	out := map[string]float64{}
+	for _, m := range fresh.Metrics {
+		o, ok := old.Metric(m.Name)
+		if ok && o.Unit == m.Unit && o.Better == m.Better && len(o.Samples) > 0 && len(m.Samples) > 0 {
+			if p := mannWhitney(o.Samples, m.Samples); !math.IsNaN(p) {
+				out[m.Name] = p
+			}
+		}
+	}
+	return out
+}
+
+// holm adjusts p of several tests so that the chance that any of them finds a difference where there is none stays what one's would be
+// (Holm, A Simple Sequentially Rejective Multiple Test Procedure, 1979).
+func holm(p map[string]float64) map[string]corrected {
+	names := slices.SortedFunc(maps.Keys(p), func(a, b string) int { return cmp.Or(cmp.Compare(p[a], p[b]), cmp.Compare(a, b)) })
+	out := map[string]corrected{}
+	most := 0.0
+	for i, name := range names {
+		most = max(most, min(1, float64(len(names)-i)*p[name]))
+		out[name] = corrected{p[name], most, len(names)}
+	}
+	return out
 }
 
 // compare gives the verdict on a metric that both results have.
-func (cfg DiffConfig) compare(old, fresh Metric) Change {
-	c := Change{Name: fresh.Name, Unit: fresh.Unit, Better: fresh.Better, Old: estimateOf(old), New: estimateOf(fresh), P: math.NaN()}
+func (cfg DiffConfig) compare(old, fresh Metric, tests map[string]corrected) Change {
+	c := Change{Name: fresh.Name, Unit: fresh.Unit, Better: fresh.Better, Old: estimateOf(old), New: estimateOf(fresh), P: math.NaN(), Adjusted: math.NaN()}
+	test, tested := tests[fresh.Name]
+	if tested {
+		c.P, c.Adjusted = test.p, test.adjusted
+	}
 	level, tol := levelOr(cfg.Level), cfg.tolerance()
 	sampled := len(old.Samples) > 0 && len(fresh.Samples) > 0
 	var shift Estimate
 	if sampled {
-		c.P = mannWhitney(old.Samples, fresh.Samples)
 		shift = pairInterval(thin(old.Samples), thin(fresh.Samples), level, func(n, o float64) float64 { return n - o })
 		if slices.Min(old.Samples) > 0 && slices.Min(fresh.Samples) > 0 {
 			c.Ratio = pairInterval(thin(old.Samples), thin(fresh.Samples), level, func(n, o float64) float64 { return n / o })
@@ -325,14 +423,14 @@ func (cfg DiffConfig) compare(old, fresh Metric) Change {
 		c.Verdict, c.Why = Unclear, fmt.Sprintf("too few samples (%d and %d)", len(old.Samples), len(fresh.Samples))
 	case !disjoint:
 		c.Verdict, c.Why = Unclear, "the intervals overlap"
-	case sampled && c.P > 0.05:
-		c.Verdict, c.Why = Unclear, fmt.Sprintf("p = %.2g", c.P)
+	case tested && c.Adjusted > 0.05:
+		c.Verdict, c.Why = Unclear, test.text()
 	case math.Abs(delta) <= slack:
 		c.Verdict, c.Why = Unclear, fmt.Sprintf("differs, by about the tolerance of %.3g %%", 100*tol)
 	default:
 		c.Verdict, c.Why = direction(fresh.Better, delta), "the intervals are apart"
-		if sampled {
-			c.Why += fmt.Sprintf(", p = %.2g", c.P)
+		if tested {
+			c.Why += ", " + test.text()
 		}
 	}
 	return c

@@ -2,6 +2,7 @@ package results
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -242,5 +243,77 @@ func TestDiffLarge(t *testing.T) {
 	}
 	if ch := c.Changes[0]; ch.Verdict != Better || math.Abs(ch.Ratio.Value-0.8) > 0.03 || ch.Ratio.Low > 0.8 || ch.Ratio.High < 0.8 {
 		t.Errorf("change is %+v, want better, ratio about 0.8", ch)
+	}
+}
+
+// Holm's method against its definition by hand: the least p counts for all tests, the next for one less, never less than one before.
+func TestHolm(t *testing.T) {
+	t.Parallel()
+	got := holm(map[string]float64{"a": 0.03, "b": 0.01, "c": 0.04, "d": 0.9})
+	for name, want := range map[string]float64{"b": 0.04, "a": 0.09, "c": 0.09, "d": 0.9} {
+		if math.Abs(got[name].adjusted-want) > 1e-12 || got[name].of != 4 {
+			t.Errorf("%s: %+v, want %v of 4", name, got[name], want)
+		}
+	}
+}
+
+// Five samples a side that do not overlap have p = 1/126: enough alone, too little for one of ten metrics.
+func TestDiffCorrects(t *testing.T) {
+	t.Parallel()
+	for _, metrics := range []int{1, 6, 7, 10} {
+		old, fresh := New(KindGoodput, nil, nil), New(KindGoodput, nil, nil)
+		for i := range metrics {
+			shift := 0.0
+			if i == 0 {
+				shift = 100
+			}
+			name := fmt.Sprintf("m/%d", i)
+			old.Add(Metric{Name: name, Unit: "s", Better: Lower, Samples: []float64{10, 11, 12, 13, 14}})
+			fresh.Add(Metric{Name: name, Unit: "s", Better: Lower, Samples: []float64{10 + shift, 11 + shift, 12 + shift, 13 + shift, 14 + shift}})
+		}
+		c, err := Diff(old, fresh)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := Worse
+		if float64(metrics)/126 > 0.05 {
+			want = Unclear
+		}
+		if ch := c.Changes[0]; ch.Verdict != want || math.Abs(ch.Adjusted-float64(metrics)/126) > 1e-9 {
+			t.Errorf("%d metrics: %s, %s, p %v and %v", metrics, ch.Verdict, ch.Why, ch.P, ch.Adjusted)
+		}
+	}
+}
+
+func TestDiffTellsWhatToDoubt(t *testing.T) {
+	t.Parallel()
+	body := func(limit string) *File {
+		f := New(KindGoodput, nil, nil)
+		if err := f.SetBody(map[string]any{"results": []any{map[string]any{"limited_by": limit}}}); err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	for _, c := range []struct{ old, fresh, want string }{
+		{"link", "link", ""}, {"machine", "link", "numbers of the old"}, {"link", "processors", "numbers of the new"}, {"others", "machine", "numbers of both"},
+	} {
+		old, fresh := body(c.old), body(c.fresh)
+		old.Warn("busy")
+		old.Warn("slow disk")
+		fresh.Warn("busy")
+		fresh.Warn("late timers")
+		got, err := Diff(old, fresh)
+		if err != nil {
+			t.Fatal(err)
+		}
+		notes := strings.Join(got.Notes, "\n")
+		for _, want := range []string{c.want, "warning of both: busy", "warning of the old: slow disk", "warning of the new: late timers"} {
+			if !strings.Contains(notes, want) {
+				t.Errorf("%s, then %s: notes %q lack %q", c.old, c.fresh, notes, want)
+			}
+		}
+		if c.want == "" && strings.Contains(notes, "the machine set") {
+			t.Errorf("notes %q", notes)
+		}
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+
+	"github.com/kvferry/kvferry/transfer/udp"
 )
 
 // Machine describes where a result was measured. Text is empty and numbers are zero where they are unknown. It holds
@@ -40,9 +42,6 @@ func ThisMachine() Machine {
 	return m
 }
 
-// quicBufferBytes is what quic-go asks of a UDP socket's buffers (protocol.DesiredReceiveBufferSize).
-const quicBufferBytes = 7 << 20
-
 // Cautions returns what about the machine may set the numbers in the place of what is measured: load, clock, frequency
 // governor, a processor quota, small UDP buffers. Each says how to mend it. Empty when there is nothing to say.
 func (m Machine) Cautions() []string {
@@ -65,8 +64,8 @@ func (m Machine) Cautions() []string {
 		name  string
 		bytes int64
 	}{{"net.core.rmem_max", m.UDPRecvBufferMax}, {"net.core.wmem_max", m.UDPSendBufferMax}} {
-		if b.bytes > 0 && b.bytes < quicBufferBytes {
-			say("%s is %d bytes: packets are dropped in bursts; set it to %d or more with sysctl", b.name, b.bytes, 16<<20)
+		if b.bytes > 0 && b.bytes < udp.DefaultBuffer {
+			say("%s is %d bytes, less than the %d that sockets ask for: packets may be dropped when the process is not scheduled for a moment; sysctl -w %s=%d", b.name, b.bytes, udp.DefaultBuffer, b.name, udp.DefaultBuffer)
 		}
 	}
 	return cs

@@ -50,7 +50,7 @@ func TestReadSystem(t *testing.T) {
 		t.Errorf("machine (-want +got):\n%s", d)
 	}
 	cautions := strings.Join(m.Cautions(), "\n")
-	for _, want := range []string{"load 1.2 on 2 cores", `"hpet"`, `"powersave"`, "allows 1.5 of 2 cores", "net.core.rmem_max is 212992"} {
+	for _, want := range []string{"load 1.2 on 2 cores", `"hpet"`, `"powersave"`, "allows 1.5 of 2 cores", "net.core.rmem_max is 212992 bytes, less than the 8388608 ", "may be dropped", "sysctl -w net.core.rmem_max=8388608"} {
 		if !strings.Contains(cautions, want) {
 			t.Errorf("no caution has %q:\n%s", want, cautions)
 		}

@@ -398,7 +398,7 @@ func TestBroken(t *testing.T) {
 		},
 		{
 			"small receive buffers", func(s *scene) { s.files["/proc/sys/net/core/rmem_max"] = "212992\n" },
-			"host.udp_buffers", doctor.Warn, "net.core.rmem_max is 212992 bytes", "sysctl -w net.core.rmem_max=7500000", nil,
+			"host.udp_buffers", doctor.Warn, "net.core.rmem_max is 212992 bytes", "sysctl -w net.core.rmem_max=8388608", nil,
 		},
 		{
 			"slow clock", func(s *scene) { s.files[clockDir+"current_clocksource"] = "hpet\n" },

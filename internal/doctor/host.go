@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/kvferry/kvferry/transfer/udp"
 )
 
-// wantBuffer is what quic-go asks of the kernel for a socket, bytes ("UDP Buffer Sizes" in its wiki: 7.5 MB).
-const wantBuffer = 7_500_000
+// wantBuffer is what the daemon asks of the kernel for a socket, bytes.
+const wantBuffer = udp.DefaultBuffer
 
 func (d *doctor) checkBuffers(context.Context) Finding {
 	var small, fix, seen []string
@@ -28,7 +30,7 @@ func (d *doctor) checkBuffers(context.Context) Finding {
 	}
 	if len(small) > 0 {
 		return warn("sysctl -w "+strings.Join(fix, " ")+", and the same lines in /etc/sysctl.d/kvferry.conf",
-			"%s, less than %d: packets are dropped in this host when the daemon is not scheduled for a moment", strings.Join(small, ", "), wantBuffer)
+			"%s, less than %d: packets may be dropped in this host when the daemon is not scheduled for a moment", strings.Join(small, ", "), wantBuffer)
 	}
 	return ok("%s", strings.Join(seen, ", "))
 }

@@ -6,10 +6,7 @@ import (
 )
 
 const (
-	// defaultBuffer is a stall of 6 ms at 10 Gbit/s, and above the 7 MiB below
-	// which quic-go sets sizes itself and warns.
-	defaultBuffer = 8 << 20
-	maxBuffer     = 1<<30 - 1 // the kernel doubles it in 32 bits, signed
+	maxBuffer = 1<<30 - 1 // the kernel doubles it in 32 bits, signed
 )
 
 // Config configures a Conn. Zero means the documented default, negative means off
@@ -20,7 +17,7 @@ type Config struct {
 	// ReadBuffer and WriteBuffer are the least sizes of the socket's buffers in
 	// the kernel, bytes, at most 1 GiB - 1. A buffer that is larger already stays.
 	// They cover the time in which the process is not scheduled: 8 MiB is 6 ms at
-	// 10 Gbit/s. Default 8 MiB; negative: as the system has it.
+	// 10 Gbit/s. Default DefaultBuffer, 8 MiB; negative: as the system has it.
 	ReadBuffer, WriteBuffer int
 }
 
@@ -37,10 +34,10 @@ func (c Config) Validate() error {
 
 func (c Config) withDefaults() Config {
 	if c.ReadBuffer == 0 {
-		c.ReadBuffer = defaultBuffer
+		c.ReadBuffer = DefaultBuffer
 	}
 	if c.WriteBuffer == 0 {
-		c.WriteBuffer = defaultBuffer
+		c.WriteBuffer = DefaultBuffer
 	}
 	return c
 }
