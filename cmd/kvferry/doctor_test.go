@@ -139,7 +139,7 @@ func TestDoctorFails(t *testing.T) {
 		err  []string
 	}{
 		{"key", []string{"--config", edited("1", "listen:", "lisen:")}, exitFailed, []string{"config fail", `unknown field "lisen"`}, []string{"checks fail: config"}},
-		{"certificate", []string{"--config", edited("2", "/a.crt", "/b.crt")}, exitFailed, []string{"certificate.authority fail", "fix: set tls.cert and tls.key"}, []string{"checks fail: certificate.authority"}},
+		{"certificate", []string{"--config", edited("2", "/a.crt", "/b.crt")}, exitFailed, []string{"certificate.key fail", "fix: set tls.cert and tls.key"}, []string{"checks fail: certificate.identity, certificate.key"}},
 		{"no such file", []string{"--config", filepath.Join(p.dir, "nope")}, exitFailed, []string{"no such file"}, nil},
 		{"no daemon", []string{"--addr", "unix://" + p.dir + "/none.sock"}, exitFailed, []string{"daemon fail", "no daemon answers", "fix: systemctl start kvferryd"}, []string{"checks fail: daemon"}},
 		{"other daemon", []string{"--config", p.configs["a"], "--addr", "unix://" + p.dir + "/b.sock"}, exitFailed, []string{"daemon fail", "is node b"}, nil},
