@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/peer"
 
@@ -334,7 +335,11 @@ func (s *engineService) Events(req *pb.EventsRequest, stream pb.EngineService_Ev
 	if err != nil {
 		return err
 	}
-	sub, unsubscribe := e.subscribe()
+	size := int(req.GetLandedLayers())
+	if err := checkLayers(size, e); err != nil {
+		return err
+	}
+	sub, unsubscribe := e.subscribe(size)
 	defer unsubscribe()
 	if err := stream.SendHeader(nil); err != nil { // tells the engine that nothing from here on is missed
 		return err
@@ -353,6 +358,9 @@ func (s *engineService) Events(req *pb.EventsRequest, stream pb.EngineService_Ev
 					return err
 				}
 			}
+			if size > 0 {
+				s.gather(stream.Context(), e)
+			}
 		case <-sub.lost:
 			return behind
 		case <-stream.Context().Done():
@@ -362,5 +370,20 @@ func (s *engineService) Events(req *pb.EventsRequest, stream pb.EngineService_Ev
 		case <-s.d.closing:
 			return failf(ReasonShuttingDown, "open the stream again when the daemon is back", "the daemon is shutting down")
 		}
+	}
+}
+
+// layersEvery is the time between two looks at the layers that landed: pages come one by one, by the thousand a second.
+const layersEvery = 2 * time.Millisecond
+
+// gather lets pages gather for one event, unless the stream is to end.
+func (s *engineService) gather(ctx context.Context, e *engine) {
+	t := time.NewTimer(layersEvery)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	case <-e.gone:
+	case <-s.d.closing:
 	}
 }

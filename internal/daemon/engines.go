@@ -29,6 +29,7 @@ type engine struct {
 	arenaBytes   int64
 	writeThrough bool
 	landed       []atomic.Uint64 // a slot: generation of the block that a migration brought into it
+	layerReaders atomic.Int32    // subscribers that are told of layers
 	gone         chan struct{}   // closed when another arena takes this one's place
 	mu           struct {
 		sync.Mutex

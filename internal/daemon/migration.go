@@ -28,6 +28,8 @@ type demand struct {
 	wanted          time.Duration // the deadline that the caller named, 0: none
 	class           transfer.Class
 	landed          bool // the stream names blocks that landed
+	landedLayers    int  // and groups of so many layers, 0: no; the size of the groups of groupMajor
+	groupMajor      bool // fetch one group of layers of every block, then the next
 	repinSeq        uint64
 	takeover        bool
 	keys            []kvstore.BlockKey

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -19,6 +18,9 @@ import (
 // plan decides what to do, or notes what the caller decided.
 func (m *migration) plan(context.Context) (event, error) {
 	dr := &m.drive
+	if err := checkLayers(m.demand.landedLayers, dr.engine); err != nil { // it was not known before which engine it is
+		return 0, err
+	}
 	decision, plan, missing, err := m.decide()
 	if err != nil {
 		return 0, err
@@ -44,6 +46,9 @@ func (m *migration) plan(context.Context) (event, error) {
 		m.want(0)
 		return evRecompute, nil
 	case planner.ModeFetch:
+		if _, err := m.pageOrder(missing); err != nil {
+			return 0, err
+		}
 		m.want(int64(missing) * dr.engine.layout.BlockBytes())
 		return evFetch, nil
 	}
@@ -247,21 +252,13 @@ func (m *migration) abortWanted() {
 func (m *migration) transfer(ctx context.Context) (event, error) {
 	dr := &m.drive
 	layout := dr.engine.layout
-	pages := layout.PagesPerBlock()
-	local, remote := make([]transfer.Desc, len(dr.wanted)), make([]transfer.Desc, len(dr.wanted))
-	for i, w := range dr.wanted {
-		src := dr.offer.slots[w.index]
-		local[i] = transfer.Desc{
-			Memory: dr.engine.memory, Offset: uint64(w.local.Slot) * uint64(layout.Stride()), Generation: w.local.Generation, Pages: uint32(pages),
-		}
-		remote[i] = transfer.Desc{
-			Memory: dr.offer.memory, Offset: uint64(src.Slot) * dr.offer.stride, Generation: src.Generation, Pages: uint32(pages),
-		}
+	order, err := m.pageOrder(len(dr.wanted))
+	if err != nil {
+		m.abortWanted()
+		return 0, err
 	}
-	land := &landing{m: m, left: make([]atomic.Int32, len(dr.wanted)), pageBytes: layout.PageBytes()}
-	for i := range land.left {
-		land.left[i].Store(int32(pages))
-	}
+	local, remote := m.descriptors(order)
+	land := newLanding(m, order)
 	m.want(int64(len(dr.wanted)) * layout.BlockBytes())
 	t, err := dr.link.Prepare(transfer.Read, local, remote, transfer.TransferOptions{
 		Token: dr.offer.id, OnLanded: land.landed, ProgressTimeout: m.d.cfg.Link.ProgressTimeout,
@@ -272,14 +269,16 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 		return 0, err
 	}
 	started := time.Now()
+	dr.log.beginRound(land.round)
 	dr.engine.beginLanding(dr.log)
-	m.startProgress(t, int64(pages), layout.BlockBytes())
+	m.startProgress(t, int64(order.layers), layout.BlockBytes())
 	if err = t.Post(ctx); err == nil {
 		var res transfer.Result
 		res, err = t.Wait(ctx)
 		dr.wire, dr.retried = dr.wire+res.WireBytes, dr.retried+int64(res.PagesAgain)
 	}
 	_ = t.Release() // quiet from here on
+	dr.log.endRound(land.round)
 	m.mu.Lock()
 	m.mu.landing, m.mu.transfer = nil, nil
 	m.mu.Unlock()
@@ -324,31 +323,6 @@ func (m *migration) accuse(ctx context.Context, local, remote []transfer.Desc, c
 	}
 	dr.failure = classify(cause)
 	return evLanded, nil
-}
-
-// landing counts pages into blocks. landed is called by the transfer's receivers, concurrently.
-type landing struct {
-	m         *migration
-	left      []atomic.Int32 // pages that have not landed, per pair
-	pageBytes int64
-}
-
-func (l *landing) landed(pair, _, pages int) {
-	m, dr := l.m, &l.m.drive
-	dr.pages.Add(int64(pages))
-	dr.bytes.Add(int64(pages) * l.pageBytes)
-	dr.left.Add(-int64(pages) * l.pageBytes)
-	if l.left[pair].Add(-int32(pages)) == 0 {
-		w := dr.wanted[pair]
-		dr.engine.landedFrom(w.local) // before anybody can find it
-		if err := dr.engine.arena.CommitLanded(m.owner, w.local); err == nil {
-			dr.moved.Add(1)
-			m.holdLanded(w.key)
-			dr.log.add(landedBlock{key: w.key, ref: w.local, index: w.index})
-			dr.engine.landedMore()
-		}
-	}
-	m.noteProgress()
 }
 
 // pageCount is a number of pages and their bytes.

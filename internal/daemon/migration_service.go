@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"crypto/sha256"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -54,6 +55,9 @@ func (d *Daemon) demandFromProto(req *pb.MigrateRequest, planning bool) (demand,
 	if q.deadline, err = duration("deadline", req.GetDeadline()); err != nil {
 		return q, err
 	}
+	if err = d.checkOrder(&q, req); err != nil {
+		return q, err
+	}
 	q.wanted = q.deadline
 	q.deadline = orDefault(q.deadline, d.cfg.Migration.Deadline)
 	if len(req.GetKeys()) > 0 {
@@ -64,6 +68,41 @@ func (d *Daemon) demandFromProto(req *pb.MigrateRequest, planning bool) (demand,
 	}
 	q.fingerprint, err = fingerprint(req)
 	return q, err
+}
+
+// checkOrder checks how layers are told and fetched; against the layout where it is known which engine it is.
+func (d *Daemon) checkOrder(q *demand, req *pb.MigrateRequest) error {
+	switch req.GetOrder() {
+	case pb.FetchOrder_FETCH_ORDER_UNSPECIFIED, pb.FetchOrder_FETCH_ORDER_WHOLE_BLOCKS:
+	case pb.FetchOrder_FETCH_ORDER_LAYER_GROUP_MAJOR:
+		q.groupMajor = true
+	default:
+		return invalid("order", req.GetOrder(), "WHOLE_BLOCKS, LAYER_GROUP_MAJOR, or unspecified")
+	}
+	if q.groupMajor && req.GetLandedLayers() == 0 {
+		return invalid("landed_layers", 0, "1 or more, the layers a group, when order is LAYER_GROUP_MAJOR")
+	}
+	if n := req.GetLandedLayers(); n > kvstore.MaxLayers {
+		return invalid("landed_layers", n, "0 (off) or 1 to the layers of the layout")
+	}
+	q.landedLayers = int(req.GetLandedLayers())
+	var e *engine
+	if all := d.engines.list(); q.engineID == "" && len(all) == 1 {
+		e = all[0]
+	} else if q.engineID != "" {
+		e, _ = d.engines.get(q.engineID) // the migration meets the error
+	}
+	return checkLayers(q.landedLayers, e)
+}
+
+// checkLayers holds a group's size to an engine's layout, if there is one.
+func checkLayers(size int, e *engine) error {
+	if e != nil && size > e.layout.Layers {
+		f := invalid("landed_layers", size, fmt.Sprintf("0 (off) or 1 to %d, the layers of engine %q", e.layout.Layers, e.id))
+		f.Fix = "ask for groups of no more layers than the layout has"
+		return f
+	}
+	return nil
 }
 
 // replicationDemand checks a request for named blocks.
@@ -116,7 +155,14 @@ func (s *migrationService) Migrate(req *pb.MigrateRequest, stream pb.MigrationSe
 	}
 	ctx := stream.Context()
 	var sentPlan bool
-	log, place := m.landedLog(), 0
+	landed := &landedReader{blocks: q.landed, layers: newLayerPlace(q.landedLayers)}
+	every := progressEvery
+	if landed.blocks || landed.layers != nil {
+		landed.log = m.landedLog()
+	}
+	if landed.layers != nil {
+		every = progressEvery / 10
+	}
 	look := time.NewTicker(waitEvery)
 	defer look.Stop()
 	var lastState pb.MigrationState
@@ -126,19 +172,15 @@ func (s *migrationService) Migrate(req *pb.MigrateRequest, stream pb.MigrationSe
 		if !sentPlan && snap.GetPlan() != nil {
 			out.Plan, sentPlan = snap.GetPlan(), true
 		}
-		for q.landed && log != nil {
-			var l *pb.Landed
-			if l, place = log.since(place); l != nil {
-				out.Landed = append(out.GetLanded(), l)
+		landed.look()
+		for landed.fill(out) {
+			part := &pb.MigrateResponse{
+				MigrationId: m.id, State: snap.GetState(), Progress: snap.GetProgress(), Landed: out.GetLanded(), LandedLayers: out.GetLandedLayers(),
 			}
-			if l == nil || len(l.GetKeys()) < maxLandedPart { // what lands from here on is in the next message
-				break
-			}
-			part := &pb.MigrateResponse{MigrationId: m.id, State: snap.GetState(), Progress: snap.GetProgress(), Landed: out.GetLanded()}
 			if err := stream.Send(part); err != nil {
 				return err
 			}
-			out.Landed = nil
+			out.Landed, out.LandedLayers = nil, nil
 		}
 		if err := stream.Send(out); err != nil {
 			return err
@@ -147,7 +189,7 @@ func (s *migrationService) Migrate(req *pb.MigrateRequest, stream pb.MigrationSe
 			return nil
 		}
 		if snap.GetState() == lastState { // mere progress: not more often than people or programs can use
-			if err := m.pause(ctx, progressEvery); err != nil {
+			if err := m.pause(ctx, every); err != nil {
 				return err
 			}
 		}

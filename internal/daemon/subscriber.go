@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"math"
 	"sync"
 
 	"github.com/kvferry/kvferry/kvstore"
@@ -21,6 +22,7 @@ type landedLog struct {
 	mu                struct {
 		sync.Mutex
 		blocks []landedBlock
+		rounds []*layerRound // its transfers
 	}
 }
 
@@ -33,11 +35,19 @@ func (l *landedLog) add(b landedBlock) {
 	l.mu.blocks = append(l.mu.blocks, b)
 }
 
-// since returns what has landed from place at on, at most maxLandedPart blocks, nil when nothing has, and the next place.
-func (l *landedLog) since(at int) (*pb.Landed, int) {
+// count is how many blocks have landed.
+func (l *landedLog) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	part := l.mu.blocks[at:min(len(l.mu.blocks), at+maxLandedPart)]
+	return len(l.mu.blocks)
+}
+
+// since returns what has landed in the places [at, upTo), at most maxLandedPart blocks, nil when nothing has, and the next
+// place.
+func (l *landedLog) since(at, upTo int) (*pb.Landed, int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	part := l.mu.blocks[at:min(len(l.mu.blocks), upTo, at+maxLandedPart)]
 	if len(part) == 0 {
 		return nil, at
 	}
@@ -57,6 +67,7 @@ const maxPending = 1024
 type subscriber struct {
 	ready chan struct{} // capacity 1: there may be something
 	lost  chan struct{} // closed when too much waits
+	size  int           // layers a group, 0: only whole blocks are told
 
 	// Guarded by the engine's lock.
 	queue []queuedEvent
@@ -74,24 +85,64 @@ type landedMark struct {
 	upTo int
 }
 
-// feed is a subscriber's place in a log.
+// feed is a subscriber's place in a log. It reads in sweeps: what has landed at one moment, the layers before the blocks.
 type feed struct {
-	log  *landedLog
-	at   int
-	over bool // the migration has ended: the log grows no more
+	log    *landedLog
+	at     int
+	layers *layerPlace // nil: not asked for
+	over   bool        // the migration has ended: the log grows no more
+
+	sweeping bool
+	mark     int  // blocks before it are in the sweep
+	last     bool // the log did not grow any more when the sweep began
 }
 
-// subscribe opens a stream; it begins with what the running migrations have landed.
-func (e *engine) subscribe() (*subscriber, func()) {
-	s := &subscriber{ready: make(chan struct{}, 1), lost: make(chan struct{})}
+// next returns what is next of the places before upTo, nil when all is read; with math.MaxInt, when all of one sweep is.
+func (f *feed) next(upTo int) *pb.EventsResponse {
+	for f.at < upTo {
+		if !f.sweeping {
+			f.sweeping, f.last, f.mark = true, f.over, f.log.count()
+			f.layers.begin()
+		}
+		if layers := f.log.layersSince(f.layers, maxLandedPart); layers != nil {
+			return &pb.EventsResponse{Event: &pb.EventsResponse_LandedLayers{LandedLayers: layers}}
+		}
+		landed, at := f.log.since(f.at, min(f.mark, upTo))
+		if f.at = at; landed != nil {
+			return &pb.EventsResponse{Event: &pb.EventsResponse_Landed{Landed: landed}}
+		}
+		if f.at < f.mark { // there is more, but not before upTo
+			return nil
+		}
+		if f.sweeping = false; upTo == math.MaxInt {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (s *subscriber) feed(l *landedLog) {
+	s.feeds = append(s.feeds, &feed{log: l, layers: newLayerPlace(s.size)})
+}
+
+// subscribe opens a stream; it begins with what the running migrations have landed. size is layers a group, 0: whole blocks
+// only.
+func (e *engine) subscribe(size int) (*subscriber, func()) {
+	s := &subscriber{ready: make(chan struct{}, 1), lost: make(chan struct{}), size: size}
+	if size > 0 {
+		e.layerReaders.Add(1) // before the look: a page that it does not see wakes it
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.mu.subs[s] = struct{}{}
 	for l := range e.mu.logs {
-		s.feeds = append(s.feeds, &feed{log: l})
+		s.feed(l)
 	}
 	s.wake()
 	return s, func() {
+		if size > 0 {
+			e.layerReaders.Add(-1)
+		}
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		delete(e.mu.subs, s)
@@ -139,7 +190,7 @@ func (e *engine) beginLanding(l *landedLog) {
 	}
 	e.mu.logs[l] = struct{}{}
 	for s := range e.mu.subs {
-		s.feeds = append(s.feeds, &feed{log: l})
+		s.feed(l)
 		e.boundLocked(s)
 	}
 }
@@ -165,15 +216,20 @@ func (e *engine) endLanding(l *landedLog) {
 	}
 }
 
-// next returns the next message for a subscriber, nil: there is none now.
+// next returns the next message for a subscriber. nil: there is none now, or some came while it was read, and ready tells.
 func (e *engine) next(s *subscriber) *pb.EventsResponse {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(s.queue) > 0 {
 		q := s.queue[0]
 		for _, m := range q.landed {
-			if ev := s.landedLocked(m.log, m.upTo); ev != nil {
-				return ev
+			for _, f := range s.feeds {
+				if f.log != m.log {
+					continue
+				}
+				if ev := f.next(m.upTo); ev != nil {
+					return ev
+				}
 			}
 		}
 		s.queue = s.queue[1:]
@@ -181,27 +237,15 @@ func (e *engine) next(s *subscriber) *pb.EventsResponse {
 	}
 	for i := 0; i < len(s.feeds); {
 		f := s.feeds[i]
-		if ev := s.landedLocked(f.log, int(^uint(0)>>1)); ev != nil {
+		ev := f.next(math.MaxInt)
+		switch {
+		case ev != nil:
 			return ev
-		}
-		if f.over {
+		case f.last:
 			s.feeds = append(s.feeds[:i], s.feeds[i+1:]...)
-			continue
-		}
-		i++
-	}
-	return nil
-}
-
-// landedLocked returns what the subscriber has not read of a log, nil when it is at place upTo.
-func (s *subscriber) landedLocked(l *landedLog, upTo int) *pb.EventsResponse {
-	for _, f := range s.feeds {
-		if f.log != l || f.at >= upTo {
-			continue
-		}
-		if landed, at := l.since(f.at); landed != nil {
-			f.at = at
-			return &pb.EventsResponse{Event: &pb.EventsResponse_Landed{Landed: landed}}
+		case f.over: // the rest came during the sweep
+		default:
+			i++
 		}
 	}
 	return nil

@@ -267,7 +267,7 @@ func TestLandedEvents(t *testing.T) {
 func TestLandingsCoalesce(t *testing.T) {
 	e := &engine{}
 	e.mu.subs, e.mu.logs = map[*subscriber]struct{}{}, map[*landedLog]struct{}{}
-	sub, stop := e.subscribe()
+	sub, stop := e.subscribe(0)
 	defer stop()
 	log := &landedLog{migration: "m"}
 	e.beginLanding(log)

@@ -1458,7 +1458,10 @@ type EventsRequest struct {
 	// Engine id as registered.
 	EngineId string `protobuf:"bytes,1,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
 	// Arena id of the registration.
-	ArenaId       string `protobuf:"bytes,2,opt,name=arena_id,json=arenaId,proto3" json:"arena_id,omitempty"`
+	ArenaId string `protobuf:"bytes,2,opt,name=arena_id,json=arenaId,proto3" json:"arena_id,omitempty"`
+	// Layers a group, 1 to the layout's: send landed_layers events, too. The last group is smaller when the layers do not
+	// divide. 0: off.
+	LandedLayers  uint32 `protobuf:"varint,3,opt,name=landed_layers,json=landedLayers,proto3" json:"landed_layers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1507,6 +1510,13 @@ func (x *EventsRequest) GetArenaId() string {
 	return ""
 }
 
+func (x *EventsRequest) GetLandedLayers() uint32 {
+	if x != nil {
+		return x.LandedLayers
+	}
+	return 0
+}
+
 // EventsResponse is one message of the daemon to its engine.
 type EventsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1520,6 +1530,7 @@ type EventsResponse struct {
 	//	*EventsResponse_LeaseLost
 	//	*EventsResponse_Flip
 	//	*EventsResponse_Invalidate
+	//	*EventsResponse_LandedLayers
 	Event         isEventsResponse_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1616,6 +1627,15 @@ func (x *EventsResponse) GetInvalidate() *Invalidate {
 	return nil
 }
 
+func (x *EventsResponse) GetLandedLayers() *LandedLayers {
+	if x != nil {
+		if x, ok := x.Event.(*EventsResponse_LandedLayers); ok {
+			return x.LandedLayers
+		}
+	}
+	return nil
+}
+
 type isEventsResponse_Event interface {
 	isEventsResponse_Event()
 }
@@ -1652,6 +1672,13 @@ type EventsResponse_Invalidate struct {
 	Invalidate *Invalidate `protobuf:"bytes,6,opt,name=invalidate,proto3,oneof"`
 }
 
+type EventsResponse_LandedLayers struct {
+	// A group of layers of blocks has landed, whatever the order of the fetch; when the stream asks for it. As for landed, a new
+	// stream begins with what has landed, and a slow reader gets more blocks an event. All groups of a block come before
+	// its landed event.
+	LandedLayers *LandedLayers `protobuf:"bytes,7,opt,name=landed_layers,json=landedLayers,proto3,oneof"`
+}
+
 func (*EventsResponse_PublishNow) isEventsResponse_Event() {}
 
 func (*EventsResponse_StopPublishing) isEventsResponse_Event() {}
@@ -1663,6 +1690,8 @@ func (*EventsResponse_LeaseLost) isEventsResponse_Event() {}
 func (*EventsResponse_Flip) isEventsResponse_Event() {}
 
 func (*EventsResponse_Invalidate) isEventsResponse_Event() {}
+
+func (*EventsResponse_LandedLayers) isEventsResponse_Event() {}
 
 // PublishNow asks for a session's finished blocks.
 type PublishNow struct {
@@ -2053,10 +2082,11 @@ const file_kvferry_v1_engine_proto_rawDesc = "" +
 	"\x17UnregisterEngineRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x19\n" +
 	"\barena_id\x18\x02 \x01(\tR\aarenaId\"\x1a\n" +
-	"\x18UnregisterEngineResponse\"G\n" +
+	"\x18UnregisterEngineResponse\"l\n" +
 	"\rEventsRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x19\n" +
-	"\barena_id\x18\x02 \x01(\tR\aarenaId\"\xe3\x02\n" +
+	"\barena_id\x18\x02 \x01(\tR\aarenaId\x12#\n" +
+	"\rlanded_layers\x18\x03 \x01(\rR\flandedLayers\"\xa4\x03\n" +
 	"\x0eEventsResponse\x129\n" +
 	"\vpublish_now\x18\x01 \x01(\v2\x16.kvferry.v1.PublishNowH\x00R\n" +
 	"publishNow\x12E\n" +
@@ -2067,7 +2097,8 @@ const file_kvferry_v1_engine_proto_rawDesc = "" +
 	"\x04flip\x18\x05 \x01(\v2\x10.kvferry.v1.FlipH\x00R\x04flip\x128\n" +
 	"\n" +
 	"invalidate\x18\x06 \x01(\v2\x16.kvferry.v1.InvalidateH\x00R\n" +
-	"invalidateB\a\n" +
+	"invalidate\x12?\n" +
+	"\rlanded_layers\x18\a \x01(\v2\x18.kvferry.v1.LandedLayersH\x00R\flandedLayersB\a\n" +
 	"\x05event\"a\n" +
 	"\n" +
 	"PublishNow\x120\n" +
@@ -2163,6 +2194,7 @@ var file_kvferry_v1_engine_proto_goTypes = []any{
 	(*SessionRef)(nil),               // 33: kvferry.v1.SessionRef
 	(*Session)(nil),                  // 34: kvferry.v1.Session
 	(*Landed)(nil),                   // 35: kvferry.v1.Landed
+	(*LandedLayers)(nil),             // 36: kvferry.v1.LandedLayers
 }
 var file_kvferry_v1_engine_proto_depIdxs = []int32{
 	28, // 0: kvferry.v1.RegisterEngineRequest.layout:type_name -> kvferry.v1.Layout
@@ -2187,32 +2219,33 @@ var file_kvferry_v1_engine_proto_depIdxs = []int32{
 	25, // 19: kvferry.v1.EventsResponse.lease_lost:type_name -> kvferry.v1.LeaseLost
 	26, // 20: kvferry.v1.EventsResponse.flip:type_name -> kvferry.v1.Flip
 	27, // 21: kvferry.v1.EventsResponse.invalidate:type_name -> kvferry.v1.Invalidate
-	33, // 22: kvferry.v1.PublishNow.session:type_name -> kvferry.v1.SessionRef
-	33, // 23: kvferry.v1.StopPublishing.session:type_name -> kvferry.v1.SessionRef
-	33, // 24: kvferry.v1.Flip.session:type_name -> kvferry.v1.SessionRef
-	3,  // 25: kvferry.v1.EngineService.RegisterEngine:input_type -> kvferry.v1.RegisterEngineRequest
-	5,  // 26: kvferry.v1.EngineService.ReserveBlocks:input_type -> kvferry.v1.ReserveBlocksRequest
-	8,  // 27: kvferry.v1.EngineService.CommitBlocks:input_type -> kvferry.v1.CommitBlocksRequest
-	10, // 28: kvferry.v1.EngineService.LookupBlocks:input_type -> kvferry.v1.LookupBlocksRequest
-	13, // 29: kvferry.v1.EngineService.AcquireBlocks:input_type -> kvferry.v1.AcquireBlocksRequest
-	15, // 30: kvferry.v1.EngineService.ReleaseBlocks:input_type -> kvferry.v1.ReleaseBlocksRequest
-	17, // 31: kvferry.v1.EngineService.PublishSession:input_type -> kvferry.v1.PublishSessionRequest
-	19, // 32: kvferry.v1.EngineService.UnregisterEngine:input_type -> kvferry.v1.UnregisterEngineRequest
-	21, // 33: kvferry.v1.EngineService.Events:input_type -> kvferry.v1.EventsRequest
-	4,  // 34: kvferry.v1.EngineService.RegisterEngine:output_type -> kvferry.v1.RegisterEngineResponse
-	6,  // 35: kvferry.v1.EngineService.ReserveBlocks:output_type -> kvferry.v1.ReserveBlocksResponse
-	9,  // 36: kvferry.v1.EngineService.CommitBlocks:output_type -> kvferry.v1.CommitBlocksResponse
-	12, // 37: kvferry.v1.EngineService.LookupBlocks:output_type -> kvferry.v1.LookupBlocksResponse
-	14, // 38: kvferry.v1.EngineService.AcquireBlocks:output_type -> kvferry.v1.AcquireBlocksResponse
-	16, // 39: kvferry.v1.EngineService.ReleaseBlocks:output_type -> kvferry.v1.ReleaseBlocksResponse
-	18, // 40: kvferry.v1.EngineService.PublishSession:output_type -> kvferry.v1.PublishSessionResponse
-	20, // 41: kvferry.v1.EngineService.UnregisterEngine:output_type -> kvferry.v1.UnregisterEngineResponse
-	22, // 42: kvferry.v1.EngineService.Events:output_type -> kvferry.v1.EventsResponse
-	34, // [34:43] is the sub-list for method output_type
-	25, // [25:34] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	36, // 22: kvferry.v1.EventsResponse.landed_layers:type_name -> kvferry.v1.LandedLayers
+	33, // 23: kvferry.v1.PublishNow.session:type_name -> kvferry.v1.SessionRef
+	33, // 24: kvferry.v1.StopPublishing.session:type_name -> kvferry.v1.SessionRef
+	33, // 25: kvferry.v1.Flip.session:type_name -> kvferry.v1.SessionRef
+	3,  // 26: kvferry.v1.EngineService.RegisterEngine:input_type -> kvferry.v1.RegisterEngineRequest
+	5,  // 27: kvferry.v1.EngineService.ReserveBlocks:input_type -> kvferry.v1.ReserveBlocksRequest
+	8,  // 28: kvferry.v1.EngineService.CommitBlocks:input_type -> kvferry.v1.CommitBlocksRequest
+	10, // 29: kvferry.v1.EngineService.LookupBlocks:input_type -> kvferry.v1.LookupBlocksRequest
+	13, // 30: kvferry.v1.EngineService.AcquireBlocks:input_type -> kvferry.v1.AcquireBlocksRequest
+	15, // 31: kvferry.v1.EngineService.ReleaseBlocks:input_type -> kvferry.v1.ReleaseBlocksRequest
+	17, // 32: kvferry.v1.EngineService.PublishSession:input_type -> kvferry.v1.PublishSessionRequest
+	19, // 33: kvferry.v1.EngineService.UnregisterEngine:input_type -> kvferry.v1.UnregisterEngineRequest
+	21, // 34: kvferry.v1.EngineService.Events:input_type -> kvferry.v1.EventsRequest
+	4,  // 35: kvferry.v1.EngineService.RegisterEngine:output_type -> kvferry.v1.RegisterEngineResponse
+	6,  // 36: kvferry.v1.EngineService.ReserveBlocks:output_type -> kvferry.v1.ReserveBlocksResponse
+	9,  // 37: kvferry.v1.EngineService.CommitBlocks:output_type -> kvferry.v1.CommitBlocksResponse
+	12, // 38: kvferry.v1.EngineService.LookupBlocks:output_type -> kvferry.v1.LookupBlocksResponse
+	14, // 39: kvferry.v1.EngineService.AcquireBlocks:output_type -> kvferry.v1.AcquireBlocksResponse
+	16, // 40: kvferry.v1.EngineService.ReleaseBlocks:output_type -> kvferry.v1.ReleaseBlocksResponse
+	18, // 41: kvferry.v1.EngineService.PublishSession:output_type -> kvferry.v1.PublishSessionResponse
+	20, // 42: kvferry.v1.EngineService.UnregisterEngine:output_type -> kvferry.v1.UnregisterEngineResponse
+	22, // 43: kvferry.v1.EngineService.Events:output_type -> kvferry.v1.EventsResponse
+	35, // [35:44] is the sub-list for method output_type
+	26, // [26:35] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_kvferry_v1_engine_proto_init() }
@@ -2229,6 +2262,7 @@ func file_kvferry_v1_engine_proto_init() {
 		(*EventsResponse_LeaseLost)(nil),
 		(*EventsResponse_Flip)(nil),
 		(*EventsResponse_Invalidate)(nil),
+		(*EventsResponse_LandedLayers)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -22,6 +22,64 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// FetchOrder is the order in which a fetch asks for pages. They arrive in about that order: several connections carry them,
+// and what is lost is sent again.
+type FetchOrder int32
+
+const (
+	// Whole blocks, front first.
+	FetchOrder_FETCH_ORDER_UNSPECIFIED FetchOrder = 0
+	// Whole blocks, front first: a fetch that ends early leaves a usable prefix.
+	FetchOrder_FETCH_ORDER_WHOLE_BLOCKS FetchOrder = 1
+	// The first landed_layers layers of every block, then the next ones, so that an engine can start on layer 0 while the rest is on
+	// its way. It gives up what whole blocks are for: until the last group lands hardly any block is whole, so a migration
+	// that fails, is cancelled, or turns to recompute midway keeps next to nothing of what it has fetched, and cannot be
+	// re-planned from what has landed. Groups below 1 MiB of pages a block make small chunks and cost goodput. Blocks times
+	// groups is at most 262144.
+	FetchOrder_FETCH_ORDER_LAYER_GROUP_MAJOR FetchOrder = 2
+)
+
+// Enum value maps for FetchOrder.
+var (
+	FetchOrder_name = map[int32]string{
+		0: "FETCH_ORDER_UNSPECIFIED",
+		1: "FETCH_ORDER_WHOLE_BLOCKS",
+		2: "FETCH_ORDER_LAYER_GROUP_MAJOR",
+	}
+	FetchOrder_value = map[string]int32{
+		"FETCH_ORDER_UNSPECIFIED":       0,
+		"FETCH_ORDER_WHOLE_BLOCKS":      1,
+		"FETCH_ORDER_LAYER_GROUP_MAJOR": 2,
+	}
+)
+
+func (x FetchOrder) Enum() *FetchOrder {
+	p := new(FetchOrder)
+	*p = x
+	return p
+}
+
+func (x FetchOrder) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (FetchOrder) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvferry_v1_migration_proto_enumTypes[0].Descriptor()
+}
+
+func (FetchOrder) Type() protoreflect.EnumType {
+	return &file_kvferry_v1_migration_proto_enumTypes[0]
+}
+
+func (x FetchOrder) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use FetchOrder.Descriptor instead.
+func (FetchOrder) EnumDescriptor() ([]byte, []int) {
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{0}
+}
+
 // TransferClass orders transfers at their source.
 type TransferClass int32
 
@@ -63,11 +121,11 @@ func (x TransferClass) String() string {
 }
 
 func (TransferClass) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvferry_v1_migration_proto_enumTypes[0].Descriptor()
+	return file_kvferry_v1_migration_proto_enumTypes[1].Descriptor()
 }
 
 func (TransferClass) Type() protoreflect.EnumType {
-	return &file_kvferry_v1_migration_proto_enumTypes[0]
+	return &file_kvferry_v1_migration_proto_enumTypes[1]
 }
 
 func (x TransferClass) Number() protoreflect.EnumNumber {
@@ -76,7 +134,7 @@ func (x TransferClass) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TransferClass.Descriptor instead.
 func (TransferClass) EnumDescriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{0}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{1}
 }
 
 // MigrationState is where a migration stands.
@@ -152,11 +210,11 @@ func (x MigrationState) String() string {
 }
 
 func (MigrationState) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvferry_v1_migration_proto_enumTypes[1].Descriptor()
+	return file_kvferry_v1_migration_proto_enumTypes[2].Descriptor()
 }
 
 func (MigrationState) Type() protoreflect.EnumType {
-	return &file_kvferry_v1_migration_proto_enumTypes[1]
+	return &file_kvferry_v1_migration_proto_enumTypes[2]
 }
 
 func (x MigrationState) Number() protoreflect.EnumNumber {
@@ -165,7 +223,7 @@ func (x MigrationState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MigrationState.Descriptor instead.
 func (MigrationState) EnumDescriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{1}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{2}
 }
 
 // Ownership says what became of a session's owner.
@@ -209,11 +267,11 @@ func (x Ownership) String() string {
 }
 
 func (Ownership) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvferry_v1_migration_proto_enumTypes[2].Descriptor()
+	return file_kvferry_v1_migration_proto_enumTypes[3].Descriptor()
 }
 
 func (Ownership) Type() protoreflect.EnumType {
-	return &file_kvferry_v1_migration_proto_enumTypes[2]
+	return &file_kvferry_v1_migration_proto_enumTypes[3]
 }
 
 func (x Ownership) Number() protoreflect.EnumNumber {
@@ -222,7 +280,7 @@ func (x Ownership) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Ownership.Descriptor instead.
 func (Ownership) EnumDescriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{2}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{3}
 }
 
 // MigrateRequest asks for a session to be made warm here.
@@ -254,7 +312,13 @@ type MigrateRequest struct {
 	// How urgent the pages are to the source; unspecified means interactive. The source serves classes strictly in order.
 	Class TransferClass `protobuf:"varint,12,opt,name=class,proto3,enum=kvferry.v1.TransferClass" json:"class,omitempty"`
 	// Have the stream name the blocks that landed, see MigrateResponse.landed.
-	Landed        bool `protobuf:"varint,13,opt,name=landed,proto3" json:"landed,omitempty"`
+	Landed bool `protobuf:"varint,13,opt,name=landed,proto3" json:"landed,omitempty"`
+	// Layers a group, 1 to the layout's: have the stream say which groups of which blocks have landed, see
+	// MigrateResponse.landed_layers. The last group is smaller when the layers do not divide. 0: off. With order
+	// LAYER_GROUP_MAJOR it is also the size of the groups that are fetched one after the other, and not 0.
+	LandedLayers uint32 `protobuf:"varint,14,opt,name=landed_layers,json=landedLayers,proto3" json:"landed_layers,omitempty"`
+	// In which order the pages of a fetch are asked for.
+	Order         FetchOrder `protobuf:"varint,15,opt,name=order,proto3,enum=kvferry.v1.FetchOrder" json:"order,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -378,6 +442,20 @@ func (x *MigrateRequest) GetLanded() bool {
 		return x.Landed
 	}
 	return false
+}
+
+func (x *MigrateRequest) GetLandedLayers() uint32 {
+	if x != nil {
+		return x.LandedLayers
+	}
+	return 0
+}
+
+func (x *MigrateRequest) GetOrder() FetchOrder {
+	if x != nil {
+		return x.Order
+	}
+	return FetchOrder_FETCH_ORDER_UNSPECIFIED
 }
 
 // PlanRequest asks for a plan only.
@@ -532,7 +610,11 @@ type MigrateResponse struct {
 	Report *MigrationReport `protobuf:"bytes,5,opt,name=report,proto3" json:"report,omitempty"`
 	// Blocks that landed since the last message, when the request asks for them: verified and readable. All of a running migration in the
 	// first message after re-attaching; a slow reader gets more of them a message, none is left out.
-	Landed        []*Landed `protobuf:"bytes,6,rep,name=landed,proto3" json:"landed,omitempty"`
+	Landed []*Landed `protobuf:"bytes,6,rep,name=landed,proto3" json:"landed,omitempty"`
+	// Groups of layers that landed since the last message, when the request asks for them, by group, then by place, and before the
+	// block as a whole is named. Every group of every block that the migration brings is named once, also after re-attaching to a
+	// running one and however slowly the stream is read.
+	LandedLayers  []*LandedLayers `protobuf:"bytes,7,rep,name=landed_layers,json=landedLayers,proto3" json:"landed_layers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -609,6 +691,116 @@ func (x *MigrateResponse) GetLanded() []*Landed {
 	return nil
 }
 
+func (x *MigrateResponse) GetLandedLayers() []*LandedLayers {
+	if x != nil {
+		return x.LandedLayers
+	}
+	return nil
+}
+
+// LandedLayers says that the pages of a group of layers are verified and in place, of these blocks. The other pages of a
+// block may still be missing: it is not readable by key before it has landed as a whole. The slots are these blocks' as long
+// as the generations are, and a migration that fails gives those of unfinished blocks back. A fetch that is begun again names
+// blocks again, with other slots or generations.
+type LandedLayers struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The migration that brings them.
+	MigrationId string `protobuf:"bytes,1,opt,name=migration_id,json=migrationId,proto3" json:"migration_id,omitempty"`
+	// Tenant of the keys.
+	Tenant string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// First layer of the group, from 0.
+	FirstLayer uint32 `protobuf:"varint,3,opt,name=first_layer,json=firstLayer,proto3" json:"first_layer,omitempty"`
+	// Layers of the group, 1 or more.
+	Layers uint32 `protobuf:"varint,4,opt,name=layers,proto3" json:"layers,omitempty"`
+	// Keys of the blocks, by place.
+	Keys [][]byte `protobuf:"bytes,5,rep,name=keys,proto3" json:"keys,omitempty"`
+	// Their slots, in the order of the keys.
+	Slots []*SlotRef `protobuf:"bytes,6,rep,name=slots,proto3" json:"slots,omitempty"`
+	// Their places in the session, or among the named keys, from 0, in the order of the keys.
+	Blocks        []uint32 `protobuf:"varint,7,rep,packed,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LandedLayers) Reset() {
+	*x = LandedLayers{}
+	mi := &file_kvferry_v1_migration_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LandedLayers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LandedLayers) ProtoMessage() {}
+
+func (x *LandedLayers) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_migration_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LandedLayers.ProtoReflect.Descriptor instead.
+func (*LandedLayers) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *LandedLayers) GetMigrationId() string {
+	if x != nil {
+		return x.MigrationId
+	}
+	return ""
+}
+
+func (x *LandedLayers) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *LandedLayers) GetFirstLayer() uint32 {
+	if x != nil {
+		return x.FirstLayer
+	}
+	return 0
+}
+
+func (x *LandedLayers) GetLayers() uint32 {
+	if x != nil {
+		return x.Layers
+	}
+	return 0
+}
+
+func (x *LandedLayers) GetKeys() [][]byte {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *LandedLayers) GetSlots() []*SlotRef {
+	if x != nil {
+		return x.Slots
+	}
+	return nil
+}
+
+func (x *LandedLayers) GetBlocks() []uint32 {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
 // Landed says that blocks are readable: every page of them is verified.
 type Landed struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -628,7 +820,7 @@ type Landed struct {
 
 func (x *Landed) Reset() {
 	*x = Landed{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[4]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -640,7 +832,7 @@ func (x *Landed) String() string {
 func (*Landed) ProtoMessage() {}
 
 func (x *Landed) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[4]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -653,7 +845,7 @@ func (x *Landed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Landed.ProtoReflect.Descriptor instead.
 func (*Landed) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{4}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Landed) GetMigrationId() string {
@@ -716,7 +908,7 @@ type MigrationProgress struct {
 
 func (x *MigrationProgress) Reset() {
 	*x = MigrationProgress{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[5]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -728,7 +920,7 @@ func (x *MigrationProgress) String() string {
 func (*MigrationProgress) ProtoMessage() {}
 
 func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[5]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -741,7 +933,7 @@ func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationProgress.ProtoReflect.Descriptor instead.
 func (*MigrationProgress) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{5}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *MigrationProgress) GetPagesTotal() int64 {
@@ -853,7 +1045,7 @@ type MigrationReport struct {
 
 func (x *MigrationReport) Reset() {
 	*x = MigrationReport{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[6]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -865,7 +1057,7 @@ func (x *MigrationReport) String() string {
 func (*MigrationReport) ProtoMessage() {}
 
 func (x *MigrationReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[6]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -878,7 +1070,7 @@ func (x *MigrationReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationReport.ProtoReflect.Descriptor instead.
 func (*MigrationReport) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{6}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *MigrationReport) GetState() MigrationState {
@@ -1060,7 +1252,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[7]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1072,7 +1264,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[7]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1085,7 +1277,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{7}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Migration) GetMigrationId() string {
@@ -1157,7 +1349,7 @@ type GetMigrationRequest struct {
 
 func (x *GetMigrationRequest) Reset() {
 	*x = GetMigrationRequest{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[8]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1169,7 +1361,7 @@ func (x *GetMigrationRequest) String() string {
 func (*GetMigrationRequest) ProtoMessage() {}
 
 func (x *GetMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[8]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1182,7 +1374,7 @@ func (x *GetMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMigrationRequest.ProtoReflect.Descriptor instead.
 func (*GetMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{8}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetMigrationRequest) GetMigrationId() string {
@@ -1210,7 +1402,7 @@ type GetMigrationResponse struct {
 
 func (x *GetMigrationResponse) Reset() {
 	*x = GetMigrationResponse{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[9]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1222,7 +1414,7 @@ func (x *GetMigrationResponse) String() string {
 func (*GetMigrationResponse) ProtoMessage() {}
 
 func (x *GetMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[9]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1235,7 +1427,7 @@ func (x *GetMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMigrationResponse.ProtoReflect.Descriptor instead.
 func (*GetMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{9}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetMigrationResponse) GetMigration() *Migration {
@@ -1260,7 +1452,7 @@ type ListMigrationsRequest struct {
 
 func (x *ListMigrationsRequest) Reset() {
 	*x = ListMigrationsRequest{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[10]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1272,7 +1464,7 @@ func (x *ListMigrationsRequest) String() string {
 func (*ListMigrationsRequest) ProtoMessage() {}
 
 func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[10]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1285,7 +1477,7 @@ func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsRequest.ProtoReflect.Descriptor instead.
 func (*ListMigrationsRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{10}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListMigrationsRequest) GetTenant() string {
@@ -1320,7 +1512,7 @@ type ListMigrationsResponse struct {
 
 func (x *ListMigrationsResponse) Reset() {
 	*x = ListMigrationsResponse{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[11]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1524,7 @@ func (x *ListMigrationsResponse) String() string {
 func (*ListMigrationsResponse) ProtoMessage() {}
 
 func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[11]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1537,7 @@ func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsResponse.ProtoReflect.Descriptor instead.
 func (*ListMigrationsResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{11}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListMigrationsResponse) GetMigrations() []*Migration {
@@ -1368,7 +1560,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[12]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1572,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[12]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1585,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{12}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CancelMigrationRequest) GetMigrationId() string {
@@ -1421,7 +1613,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[13]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1433,7 +1625,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[13]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1446,7 +1638,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{13}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CancelMigrationResponse) GetMigration() *Migration {
@@ -1461,7 +1653,7 @@ var File_kvferry_v1_migration_proto protoreflect.FileDescriptor
 const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\n" +
 	"\x1akvferry/v1/migration.proto\x12\n" +
-	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvferry/v1/common.proto\x1a\x18kvferry/v1/planner.proto\"\xe4\x03\n" +
+	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvferry/v1/common.proto\x1a\x18kvferry/v1/planner.proto\"\xb7\x04\n" +
 	"\x0eMigrateRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x120\n" +
@@ -1478,7 +1670,9 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	" \x01(\x01R\rexpectedTurns\x12)\n" +
 	"\x10redirect_allowed\x18\v \x01(\bR\x0fredirectAllowed\x12/\n" +
 	"\x05class\x18\f \x01(\x0e2\x19.kvferry.v1.TransferClassR\x05class\x12\x16\n" +
-	"\x06landed\x18\r \x01(\bR\x06landed\"C\n" +
+	"\x06landed\x18\r \x01(\bR\x06landed\x12#\n" +
+	"\rlanded_layers\x18\x0e \x01(\rR\flandedLayers\x12,\n" +
+	"\x05order\x18\x0f \x01(\x0e2\x16.kvferry.v1.FetchOrderR\x05order\"C\n" +
 	"\vPlanRequest\x124\n" +
 	"\amigrate\x18\x01 \x01(\v2\x1a.kvferry.v1.MigrateRequestR\amigrate\"\xee\x01\n" +
 	"\fPlanResponse\x12$\n" +
@@ -1488,14 +1682,24 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\x0eblocks_present\x18\x04 \x01(\x03R\rblocksPresent\x12#\n" +
 	"\rbytes_missing\x18\x05 \x01(\x03R\fbytesMissing\x12\x1f\n" +
 	"\vtail_tokens\x18\x06 \x01(\x03R\n" +
-	"tailTokens\"\xa8\x02\n" +
+	"tailTokens\"\xe7\x02\n" +
 	"\x0fMigrateResponse\x12!\n" +
 	"\fmigration_id\x18\x01 \x01(\tR\vmigrationId\x120\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1a.kvferry.v1.MigrationStateR\x05state\x12$\n" +
 	"\x04plan\x18\x03 \x01(\v2\x10.kvferry.v1.PlanR\x04plan\x129\n" +
 	"\bprogress\x18\x04 \x01(\v2\x1d.kvferry.v1.MigrationProgressR\bprogress\x123\n" +
 	"\x06report\x18\x05 \x01(\v2\x1b.kvferry.v1.MigrationReportR\x06report\x12*\n" +
-	"\x06landed\x18\x06 \x03(\v2\x12.kvferry.v1.LandedR\x06landed\"\x9a\x01\n" +
+	"\x06landed\x18\x06 \x03(\v2\x12.kvferry.v1.LandedR\x06landed\x12=\n" +
+	"\rlanded_layers\x18\a \x03(\v2\x18.kvferry.v1.LandedLayersR\flandedLayers\"\xd9\x01\n" +
+	"\fLandedLayers\x12!\n" +
+	"\fmigration_id\x18\x01 \x01(\tR\vmigrationId\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1f\n" +
+	"\vfirst_layer\x18\x03 \x01(\rR\n" +
+	"firstLayer\x12\x16\n" +
+	"\x06layers\x18\x04 \x01(\rR\x06layers\x12\x12\n" +
+	"\x04keys\x18\x05 \x03(\fR\x04keys\x12)\n" +
+	"\x05slots\x18\x06 \x03(\v2\x13.kvferry.v1.SlotRefR\x05slots\x12\x16\n" +
+	"\x06blocks\x18\a \x03(\rR\x06blocks\"\x9a\x01\n" +
 	"\x06Landed\x12!\n" +
 	"\fmigration_id\x18\x01 \x01(\tR\vmigrationId\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x12\n" +
@@ -1572,7 +1776,12 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\"N\n" +
 	"\x17CancelMigrationResponse\x123\n" +
-	"\tmigration\x18\x01 \x01(\v2\x15.kvferry.v1.MigrationR\tmigration*\x8e\x01\n" +
+	"\tmigration\x18\x01 \x01(\v2\x15.kvferry.v1.MigrationR\tmigration*j\n" +
+	"\n" +
+	"FetchOrder\x12\x1b\n" +
+	"\x17FETCH_ORDER_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18FETCH_ORDER_WHOLE_BLOCKS\x10\x01\x12!\n" +
+	"\x1dFETCH_ORDER_LAYER_GROUP_MAJOR\x10\x02*\x8e\x01\n" +
 	"\rTransferClass\x12\x1e\n" +
 	"\x1aTRANSFER_CLASS_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aTRANSFER_CLASS_INTERACTIVE\x10\x01\x12\x1d\n" +
@@ -1619,80 +1828,85 @@ func file_kvferry_v1_migration_proto_rawDescGZIP() []byte {
 	return file_kvferry_v1_migration_proto_rawDescData
 }
 
-var file_kvferry_v1_migration_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_kvferry_v1_migration_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_kvferry_v1_migration_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_kvferry_v1_migration_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_kvferry_v1_migration_proto_goTypes = []any{
-	(TransferClass)(0),              // 0: kvferry.v1.TransferClass
-	(MigrationState)(0),             // 1: kvferry.v1.MigrationState
-	(Ownership)(0),                  // 2: kvferry.v1.Ownership
-	(*MigrateRequest)(nil),          // 3: kvferry.v1.MigrateRequest
-	(*PlanRequest)(nil),             // 4: kvferry.v1.PlanRequest
-	(*PlanResponse)(nil),            // 5: kvferry.v1.PlanResponse
-	(*MigrateResponse)(nil),         // 6: kvferry.v1.MigrateResponse
-	(*Landed)(nil),                  // 7: kvferry.v1.Landed
-	(*MigrationProgress)(nil),       // 8: kvferry.v1.MigrationProgress
-	(*MigrationReport)(nil),         // 9: kvferry.v1.MigrationReport
-	(*Migration)(nil),               // 10: kvferry.v1.Migration
-	(*GetMigrationRequest)(nil),     // 11: kvferry.v1.GetMigrationRequest
-	(*GetMigrationResponse)(nil),    // 12: kvferry.v1.GetMigrationResponse
-	(*ListMigrationsRequest)(nil),   // 13: kvferry.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),  // 14: kvferry.v1.ListMigrationsResponse
-	(*CancelMigrationRequest)(nil),  // 15: kvferry.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil), // 16: kvferry.v1.CancelMigrationResponse
-	(*SessionRef)(nil),              // 17: kvferry.v1.SessionRef
-	(Mode)(0),                       // 18: kvferry.v1.Mode
-	(*durationpb.Duration)(nil),     // 19: google.protobuf.Duration
-	(*Plan)(nil),                    // 20: kvferry.v1.Plan
-	(*Node)(nil),                    // 21: kvferry.v1.Node
-	(*SlotRef)(nil),                 // 22: kvferry.v1.SlotRef
-	(Fidelity)(0),                   // 23: kvferry.v1.Fidelity
+	(FetchOrder)(0),                 // 0: kvferry.v1.FetchOrder
+	(TransferClass)(0),              // 1: kvferry.v1.TransferClass
+	(MigrationState)(0),             // 2: kvferry.v1.MigrationState
+	(Ownership)(0),                  // 3: kvferry.v1.Ownership
+	(*MigrateRequest)(nil),          // 4: kvferry.v1.MigrateRequest
+	(*PlanRequest)(nil),             // 5: kvferry.v1.PlanRequest
+	(*PlanResponse)(nil),            // 6: kvferry.v1.PlanResponse
+	(*MigrateResponse)(nil),         // 7: kvferry.v1.MigrateResponse
+	(*LandedLayers)(nil),            // 8: kvferry.v1.LandedLayers
+	(*Landed)(nil),                  // 9: kvferry.v1.Landed
+	(*MigrationProgress)(nil),       // 10: kvferry.v1.MigrationProgress
+	(*MigrationReport)(nil),         // 11: kvferry.v1.MigrationReport
+	(*Migration)(nil),               // 12: kvferry.v1.Migration
+	(*GetMigrationRequest)(nil),     // 13: kvferry.v1.GetMigrationRequest
+	(*GetMigrationResponse)(nil),    // 14: kvferry.v1.GetMigrationResponse
+	(*ListMigrationsRequest)(nil),   // 15: kvferry.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),  // 16: kvferry.v1.ListMigrationsResponse
+	(*CancelMigrationRequest)(nil),  // 17: kvferry.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil), // 18: kvferry.v1.CancelMigrationResponse
+	(*SessionRef)(nil),              // 19: kvferry.v1.SessionRef
+	(Mode)(0),                       // 20: kvferry.v1.Mode
+	(*durationpb.Duration)(nil),     // 21: google.protobuf.Duration
+	(*Plan)(nil),                    // 22: kvferry.v1.Plan
+	(*Node)(nil),                    // 23: kvferry.v1.Node
+	(*SlotRef)(nil),                 // 24: kvferry.v1.SlotRef
+	(Fidelity)(0),                   // 25: kvferry.v1.Fidelity
 }
 var file_kvferry_v1_migration_proto_depIdxs = []int32{
-	17, // 0: kvferry.v1.MigrateRequest.session:type_name -> kvferry.v1.SessionRef
-	18, // 1: kvferry.v1.MigrateRequest.mode:type_name -> kvferry.v1.Mode
-	19, // 2: kvferry.v1.MigrateRequest.deadline:type_name -> google.protobuf.Duration
-	0,  // 3: kvferry.v1.MigrateRequest.class:type_name -> kvferry.v1.TransferClass
-	3,  // 4: kvferry.v1.PlanRequest.migrate:type_name -> kvferry.v1.MigrateRequest
-	20, // 5: kvferry.v1.PlanResponse.plan:type_name -> kvferry.v1.Plan
-	21, // 6: kvferry.v1.PlanResponse.source:type_name -> kvferry.v1.Node
-	1,  // 7: kvferry.v1.MigrateResponse.state:type_name -> kvferry.v1.MigrationState
-	20, // 8: kvferry.v1.MigrateResponse.plan:type_name -> kvferry.v1.Plan
-	8,  // 9: kvferry.v1.MigrateResponse.progress:type_name -> kvferry.v1.MigrationProgress
-	9,  // 10: kvferry.v1.MigrateResponse.report:type_name -> kvferry.v1.MigrationReport
-	7,  // 11: kvferry.v1.MigrateResponse.landed:type_name -> kvferry.v1.Landed
-	22, // 12: kvferry.v1.Landed.slots:type_name -> kvferry.v1.SlotRef
-	19, // 13: kvferry.v1.MigrationProgress.elapsed:type_name -> google.protobuf.Duration
-	1,  // 14: kvferry.v1.MigrationReport.state:type_name -> kvferry.v1.MigrationState
-	18, // 15: kvferry.v1.MigrationReport.mode:type_name -> kvferry.v1.Mode
-	2,  // 16: kvferry.v1.MigrationReport.ownership:type_name -> kvferry.v1.Ownership
-	21, // 17: kvferry.v1.MigrationReport.source:type_name -> kvferry.v1.Node
-	19, // 18: kvferry.v1.MigrationReport.total:type_name -> google.protobuf.Duration
-	19, // 19: kvferry.v1.MigrationReport.transfer:type_name -> google.protobuf.Duration
-	23, // 20: kvferry.v1.MigrationReport.fidelity:type_name -> kvferry.v1.Fidelity
-	17, // 21: kvferry.v1.Migration.session:type_name -> kvferry.v1.SessionRef
-	1,  // 22: kvferry.v1.Migration.state:type_name -> kvferry.v1.MigrationState
-	20, // 23: kvferry.v1.Migration.plan:type_name -> kvferry.v1.Plan
-	8,  // 24: kvferry.v1.Migration.progress:type_name -> kvferry.v1.MigrationProgress
-	9,  // 25: kvferry.v1.Migration.report:type_name -> kvferry.v1.MigrationReport
-	19, // 26: kvferry.v1.Migration.age:type_name -> google.protobuf.Duration
-	10, // 27: kvferry.v1.GetMigrationResponse.migration:type_name -> kvferry.v1.Migration
-	10, // 28: kvferry.v1.ListMigrationsResponse.migrations:type_name -> kvferry.v1.Migration
-	10, // 29: kvferry.v1.CancelMigrationResponse.migration:type_name -> kvferry.v1.Migration
-	4,  // 30: kvferry.v1.MigrationService.Plan:input_type -> kvferry.v1.PlanRequest
-	3,  // 31: kvferry.v1.MigrationService.Migrate:input_type -> kvferry.v1.MigrateRequest
-	11, // 32: kvferry.v1.MigrationService.GetMigration:input_type -> kvferry.v1.GetMigrationRequest
-	13, // 33: kvferry.v1.MigrationService.ListMigrations:input_type -> kvferry.v1.ListMigrationsRequest
-	15, // 34: kvferry.v1.MigrationService.CancelMigration:input_type -> kvferry.v1.CancelMigrationRequest
-	5,  // 35: kvferry.v1.MigrationService.Plan:output_type -> kvferry.v1.PlanResponse
-	6,  // 36: kvferry.v1.MigrationService.Migrate:output_type -> kvferry.v1.MigrateResponse
-	12, // 37: kvferry.v1.MigrationService.GetMigration:output_type -> kvferry.v1.GetMigrationResponse
-	14, // 38: kvferry.v1.MigrationService.ListMigrations:output_type -> kvferry.v1.ListMigrationsResponse
-	16, // 39: kvferry.v1.MigrationService.CancelMigration:output_type -> kvferry.v1.CancelMigrationResponse
-	35, // [35:40] is the sub-list for method output_type
-	30, // [30:35] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	19, // 0: kvferry.v1.MigrateRequest.session:type_name -> kvferry.v1.SessionRef
+	20, // 1: kvferry.v1.MigrateRequest.mode:type_name -> kvferry.v1.Mode
+	21, // 2: kvferry.v1.MigrateRequest.deadline:type_name -> google.protobuf.Duration
+	1,  // 3: kvferry.v1.MigrateRequest.class:type_name -> kvferry.v1.TransferClass
+	0,  // 4: kvferry.v1.MigrateRequest.order:type_name -> kvferry.v1.FetchOrder
+	4,  // 5: kvferry.v1.PlanRequest.migrate:type_name -> kvferry.v1.MigrateRequest
+	22, // 6: kvferry.v1.PlanResponse.plan:type_name -> kvferry.v1.Plan
+	23, // 7: kvferry.v1.PlanResponse.source:type_name -> kvferry.v1.Node
+	2,  // 8: kvferry.v1.MigrateResponse.state:type_name -> kvferry.v1.MigrationState
+	22, // 9: kvferry.v1.MigrateResponse.plan:type_name -> kvferry.v1.Plan
+	10, // 10: kvferry.v1.MigrateResponse.progress:type_name -> kvferry.v1.MigrationProgress
+	11, // 11: kvferry.v1.MigrateResponse.report:type_name -> kvferry.v1.MigrationReport
+	9,  // 12: kvferry.v1.MigrateResponse.landed:type_name -> kvferry.v1.Landed
+	8,  // 13: kvferry.v1.MigrateResponse.landed_layers:type_name -> kvferry.v1.LandedLayers
+	24, // 14: kvferry.v1.LandedLayers.slots:type_name -> kvferry.v1.SlotRef
+	24, // 15: kvferry.v1.Landed.slots:type_name -> kvferry.v1.SlotRef
+	21, // 16: kvferry.v1.MigrationProgress.elapsed:type_name -> google.protobuf.Duration
+	2,  // 17: kvferry.v1.MigrationReport.state:type_name -> kvferry.v1.MigrationState
+	20, // 18: kvferry.v1.MigrationReport.mode:type_name -> kvferry.v1.Mode
+	3,  // 19: kvferry.v1.MigrationReport.ownership:type_name -> kvferry.v1.Ownership
+	23, // 20: kvferry.v1.MigrationReport.source:type_name -> kvferry.v1.Node
+	21, // 21: kvferry.v1.MigrationReport.total:type_name -> google.protobuf.Duration
+	21, // 22: kvferry.v1.MigrationReport.transfer:type_name -> google.protobuf.Duration
+	25, // 23: kvferry.v1.MigrationReport.fidelity:type_name -> kvferry.v1.Fidelity
+	19, // 24: kvferry.v1.Migration.session:type_name -> kvferry.v1.SessionRef
+	2,  // 25: kvferry.v1.Migration.state:type_name -> kvferry.v1.MigrationState
+	22, // 26: kvferry.v1.Migration.plan:type_name -> kvferry.v1.Plan
+	10, // 27: kvferry.v1.Migration.progress:type_name -> kvferry.v1.MigrationProgress
+	11, // 28: kvferry.v1.Migration.report:type_name -> kvferry.v1.MigrationReport
+	21, // 29: kvferry.v1.Migration.age:type_name -> google.protobuf.Duration
+	12, // 30: kvferry.v1.GetMigrationResponse.migration:type_name -> kvferry.v1.Migration
+	12, // 31: kvferry.v1.ListMigrationsResponse.migrations:type_name -> kvferry.v1.Migration
+	12, // 32: kvferry.v1.CancelMigrationResponse.migration:type_name -> kvferry.v1.Migration
+	5,  // 33: kvferry.v1.MigrationService.Plan:input_type -> kvferry.v1.PlanRequest
+	4,  // 34: kvferry.v1.MigrationService.Migrate:input_type -> kvferry.v1.MigrateRequest
+	13, // 35: kvferry.v1.MigrationService.GetMigration:input_type -> kvferry.v1.GetMigrationRequest
+	15, // 36: kvferry.v1.MigrationService.ListMigrations:input_type -> kvferry.v1.ListMigrationsRequest
+	17, // 37: kvferry.v1.MigrationService.CancelMigration:input_type -> kvferry.v1.CancelMigrationRequest
+	6,  // 38: kvferry.v1.MigrationService.Plan:output_type -> kvferry.v1.PlanResponse
+	7,  // 39: kvferry.v1.MigrationService.Migrate:output_type -> kvferry.v1.MigrateResponse
+	14, // 40: kvferry.v1.MigrationService.GetMigration:output_type -> kvferry.v1.GetMigrationResponse
+	16, // 41: kvferry.v1.MigrationService.ListMigrations:output_type -> kvferry.v1.ListMigrationsResponse
+	18, // 42: kvferry.v1.MigrationService.CancelMigration:output_type -> kvferry.v1.CancelMigrationResponse
+	38, // [38:43] is the sub-list for method output_type
+	33, // [33:38] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_kvferry_v1_migration_proto_init() }
@@ -1707,8 +1921,8 @@ func file_kvferry_v1_migration_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvferry_v1_migration_proto_rawDesc), len(file_kvferry_v1_migration_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   14,
+			NumEnums:      4,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
