@@ -321,6 +321,35 @@ func TestMigrate(t *testing.T) {
 	}
 }
 
+// The groups of layers are shown with their blocks, in order of layers.
+func TestMigrateLayers(t *testing.T) {
+	t.Parallel()
+	script := committed()
+	part := func(first uint32, keys int) *pb.LandedLayers {
+		return &pb.LandedLayers{FirstLayer: first, Layers: 40, Keys: make([][]byte, keys)}
+	}
+	moving := proto.CloneOf(script[len(script)-2])
+	moving.LandedLayers = []*pb.LandedLayers{part(40, 1), part(0, 7), part(0, 9), part(40, 15)}
+	d := &fakeDaemon{script: append(script[:len(script)-1:len(script)-1], moving, script[len(script)-1])}
+	addr := serve(t, d)
+	r := run(t, "migrate", "--addr", addr, "--session", "chat", "--request-id", "r1", "--landed-layers", "40", "--order", "layer-group", "-o", "json")
+	if r.code != exitOK {
+		t.Fatalf("exit %d: %s", r.code, r.stderr)
+	}
+	want := &pb.MigrateRequest{
+		RequestId: "r1", Session: &pb.SessionRef{SessionId: "chat"}, LandedLayers: 40, Order: pb.FetchOrder_FETCH_ORDER_LAYER_GROUP_MAJOR,
+	}
+	if !proto.Equal(want, d.last()) {
+		t.Errorf("the daemon was asked %v", d.last())
+	}
+	wantFields(t, r.object(t), map[string]any{
+		"landed_layers.0.first_layer": 0.0, "landed_layers.0.layers": 40.0, "landed_layers.0.blocks": 16.0,
+		"landed_layers.1.first_layer": 40.0, "landed_layers.1.blocks": 16.0,
+	})
+	r = run(t, "migrate", "--addr", addr, "--session", "chat", "--landed-layers", "40")
+	wantText(t, r.stdout, "layers 0-39: 16 blocks landed after ", "layers 40-79: 16 blocks landed after ")
+}
+
 func TestMigrateFails(t *testing.T) {
 	t.Parallel()
 	failed := func(code string) []*pb.MigrateResponse {

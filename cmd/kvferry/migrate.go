@@ -26,6 +26,8 @@ type migrateFlags struct {
 	takeover, redirectAllowed             bool
 	requestID                             string
 	expectedTurns                         float64
+	landedLayers                          int64
+	order                                 string
 }
 
 // sessionFlags are the names of addSession's and addChoice's flags besides --session.
@@ -69,6 +71,7 @@ func (f *migrateFlags) request(id string) *pb.MigrateRequest {
 		RequestId: id, Session: &pb.SessionRef{Tenant: f.tenant, SessionId: f.session}, EngineId: f.engine, SourceHint: f.source,
 		Mode: modeNames[f.mode], Class: classNames[f.class], RepinSeq: f.repinSeq, Takeover: f.takeover, ExpectedTurns: f.expectedTurns, RedirectAllowed: f.redirectAllowed,
 	}
+	r.LandedLayers, r.Order = uint32(f.landedLayers), orderNames[f.order]
 	if f.deadline > 0 {
 		r.Deadline = durationpb.New(f.deadline)
 	}
@@ -90,7 +93,8 @@ It succeeds when the session is ready to go on: COMMITTED (moved), RECOMPUTE (to
 is).`,
 		Example: `  kvferry migrate --session chat-17
   kvferry migrate --session chat-17 --source us-1 --mode fetch --deadline 20s -o json
-  kvferry migrate --session chat-17 --repin-seq 42 --takeover     # the source is gone; ours now`,
+  kvferry migrate --session chat-17 --repin-seq 42 --takeover     # the source is gone; ours now
+  kvferry migrate --session chat-17 --landed-layers 16 --order layer-group`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.session == "" {
@@ -98,6 +102,9 @@ is).`,
 			}
 			if f.takeover && f.repinSeq == 0 {
 				return usagef("", "--repin-seq N above the recorded one ('kvferry sessions' shows it)", "--takeover needs --repin-seq")
+			}
+			if f.order == "layer-group" && f.landedLayers == 0 {
+				return usagef("", "--landed-layers N, the layers a group", "--order layer-group needs --landed-layers")
 			}
 			return a.migrate(cmd.Context(), f)
 		},
@@ -107,6 +114,10 @@ is).`,
 	fl := cmd.Flags()
 	fl.Uint64Var(&f.repinSeq, "repin-seq", 0, "the proxy's own number of this re-pin; a lower one than recorded is refused")
 	fl.BoolVar(&f.takeover, "takeover", false, "take ownership even if the source can't hand over; needs --repin-seq")
+	fl.Var(newCount(&f.landedLayers, 0, 1, 1024), "landed-layers", "layers a group: show when which group of layers has landed")
+	fl.Var(newChoice(&f.order, "blocks", "blocks", "layer-group"), "order",
+		"blocks: whole ones, front first; layer-group: --landed-layers layers of every block, then the next ones, at the cost of keeping nothing when it fails")
+	complete(cmd, "order", "blocks", "layer-group")
 	fl.StringVar(&f.requestID, "request-id", "", "name of this request; the same one follows a running migration again (default: random)")
 	return cmd
 }
@@ -115,6 +126,7 @@ is).`,
 type migrateView struct {
 	Migration migrationView `json:"migration"`
 	Plan      *planView     `json:"plan"`
+	Layers    []layersView  `json:"landed_layers,omitempty"` // when --landed-layers is given
 }
 
 // migrate runs one migration to its end.
@@ -130,12 +142,13 @@ func (a *app) migrate(ctx context.Context, f migrateFlags) error {
 		id = "cli-" + rand.Text()
 	}
 	p := a.newProgress(f.session, id)
-	final, err := follow(ctx, client, f.request(id), p)
+	layers := landedLayers{began: time.Now()}
+	final, err := follow(ctx, client, f.request(id), p, &layers)
 	p.close()
 	if err != nil {
 		return err
 	}
-	v := migrateView{Migration: viewMigration(final), Plan: viewPlan(final.GetPlan())}
+	v := migrateView{Migration: viewMigration(final), Plan: viewPlan(final.GetPlan()), Layers: layers.rows}
 	if err := a.print(v, v.table); err != nil {
 		return err
 	}
@@ -152,7 +165,7 @@ type watcher interface {
 
 // follow starts or re-attaches to a migration and returns it when it is terminal. When ctx ends first, the migration is
 // cancelled and returned as the daemon then sees it.
-func follow(ctx context.Context, client pb.MigrationServiceClient, req *pb.MigrateRequest, w watcher) (*pb.Migration, error) {
+func follow(ctx context.Context, client pb.MigrationServiceClient, req *pb.MigrateRequest, w watcher, layers *landedLayers) (*pb.Migration, error) {
 	// The stream outlives ctx, so that a cancelled migration is followed to its terminal state.
 	streamCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -190,6 +203,7 @@ func follow(ctx context.Context, client pb.MigrationServiceClient, req *pb.Migra
 			return nil, err
 		}
 		merge(m, resp)
+		layers.add(resp.GetLandedLayers())
 		w.update(m)
 	}
 }
@@ -224,6 +238,7 @@ func merge(m *pb.Migration, r *pb.MigrateResponse) {
 
 func (v migrateView) table(w io.Writer) {
 	v.Migration.table(w)
+	layersTable(w, v.Layers)
 	if v.Plan != nil {
 		row(w)
 		v.Plan.table(w)

@@ -72,7 +72,7 @@ func (a *app) oneMigration(use, short string, call func(ctx context.Context, c c
 				if err != nil {
 					return err
 				}
-				v := migrateView{viewMigration(m), viewPlan(m.GetPlan())}
+				v := migrateView{Migration: viewMigration(m), Plan: viewPlan(m.GetPlan())}
 				return a.print(v, v.table)
 			})
 		},
