@@ -95,7 +95,7 @@ func (r *layerReader) event(ev *pb.EventsResponse) {
 // layerEvents opens an event stream that names groups of layers.
 func (n *node) layerEvents(size int) pb.EngineService_EventsClient {
 	n.f.t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithTimeout(context.Background(), time.Hour) // what does not come is a failure
 	n.f.t.Cleanup(cancel)
 	s, err := n.engine.Events(ctx, &pb.EventsRequest{EngineId: "e", LandedLayers: uint32(size)})
 	if err == nil {
@@ -245,10 +245,19 @@ func TestLayerGroupMajorCancelled(t *testing.T) {
 		again.LandedLayers, again.Order = 4, pb.FetchOrder_FETCH_ORDER_LAYER_GROUP_MAJOR
 		again.RepinSeq = 1
 		rep := r.b.mustEnd(again, committed, "", moved)
-		if rep.GetBlocksMoved() != 60 {
-			t.Errorf("%d blocks moved, want all 60: none was whole", rep.GetBlocksMoved())
+		if n := rep.GetBlocksMoved(); n < 50 { // in the order of blocks a third would be whole
+			t.Errorf("%d blocks moved, want nearly all 60: hardly any was whole", n)
 		}
-		l.read(s, 0)
+		for len(l.whole) < int(rep.GetBlocksMoved()) {
+			ev, err := s.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.event(ev)
+		}
+		if len(l.seen) != len(l.whole) {
+			t.Errorf("%d groups of %d blocks", len(l.seen), len(l.whole))
+		}
 		r.eb.check("", keys)
 		r.settle()
 	})
