@@ -238,6 +238,7 @@ func TestLayerGroupMajorCancelled(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantReport(t, m.end(), cancelled, ReasonCancelled, unmoved)
+		time.Sleep(10 * time.Second) // the ends of small chunks take their time on this link
 		r.settle()
 		l := newLayerReader("engine", r.eb, 4, keys)
 		s := r.b.layerEvents(4)
