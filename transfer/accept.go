@@ -57,7 +57,10 @@ func (a *Agent) greet(ctx context.Context, conn *quic.Conn) (err error) {
 	}()
 	link, peer, offer, err := a.identifyLink(s)
 	if err == nil {
-		err = link.startRepair(s, offer)
+		if err = link.admit(); err == nil {
+			defer link.left()
+			err = link.startRepair(s, offer)
+		}
 	}
 	ack := wire.HelloAnswer{Code: uint16(codeOf(err)), Name: string(a.cfg.Name), Incarnation: a.cfg.Incarnation}
 	if err != nil {
@@ -108,22 +111,31 @@ func (a *Agent) identifyLink(s *stripe) (*Link, Peer, wire.Repair, error) {
 	return l, peer, h.Repair, err
 }
 
+// maxLinks bounds the links that one peer has here at a time: it dials one, and
+// those that an outage cut off are given up in time.
+const maxLinks = 8
+
 // acceptedLink returns the link that a stripe belongs to. A peer with another
 // incarnation than its links has restarted: those links are ended.
 func (a *Agent) acceptedLink(peer Peer, nonce wire.Nonce) (*Link, error) {
 	var old []*Link
 	var found *Link
+	accepted := 0
 	a.mu.Lock()
 	for l := range a.mu.links {
 		switch p := l.Peer(); {
 		case p.ID != peer.ID:
 		case p.Incarnation != "" && p.Incarnation != peer.Incarnation:
 			old = append(old, l)
-		case !l.dialled && l.nonce == nonce:
-			found = l
+		case !l.dialled:
+			accepted++
+			if l.nonce == nonce {
+				found = l
+			}
 		}
 	}
-	if found == nil && !a.mu.closed {
+	full := found == nil && accepted >= maxLinks
+	if found == nil && !full && !a.mu.closed {
 		found = newLink(a, peer.ID, nonce, nil, Estimates{})
 		found.mu.peer = peer
 		a.mu.links[found] = struct{}{}
@@ -133,6 +145,9 @@ func (a *Agent) acceptedLink(peer Peer, nonce wire.Nonce) (*Link, error) {
 	a.mu.Unlock()
 	for _, l := range old {
 		l.end(fmt.Errorf("peer %q: %w", peer.ID, ErrPeerRestarted), CodePeerRestarted)
+	}
+	if full {
+		return nil, fmt.Errorf("peer %q has %d links here, at most %d: %w", peer.ID, accepted, maxLinks, ErrBusy)
 	}
 	if found == nil {
 		return nil, fmt.Errorf("agent: %w", ErrClosed)

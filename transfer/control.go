@@ -22,7 +22,7 @@ func (l *Link) push(t wire.Type, flags uint8, id uint64, payload []byte) {
 		err = l.out.push(frame)
 	}
 	if err != nil {
-		l.end(fmt.Errorf("queue control message: %w", err), CodeBusy)
+		l.endSoon(fmt.Errorf("queue control message: %w", err), CodeBusy)
 	}
 }
 
@@ -290,7 +290,7 @@ func (l *Link) resync() {
 	}
 	for _, frame := range finals {
 		if err := l.out.push(frame); err != nil {
-			l.end(fmt.Errorf("queue control message: %w", err), CodeBusy)
+			l.endSoon(fmt.Errorf("queue control message: %w", err), CodeBusy)
 			return
 		}
 	}

@@ -35,8 +35,8 @@ type dialling struct {
 // attempt.
 //
 // Errors: *CertificateError (ErrCertificate), ErrPeerIdentity, *VersionError
-// (ErrVersion), ErrUnreachable, a *RemoteError for another refusal, ErrClosed,
-// context.Cause(ctx).
+// (ErrVersion), ErrUnreachable, a *RemoteError for another refusal (ErrBusy: the
+// peer has 8 links from this node), ErrClosed, context.Cause(ctx).
 func (a *Agent) Connect(ctx context.Context, addr string, want PeerID) (*Link, error) {
 	target, err := resolve(ctx, addr)
 	if err != nil {

@@ -463,7 +463,7 @@ func TestThrottledClassLetsLowerOnesGo(t *testing.T) {
 	}
 	q.sent(c, 1, false)
 	c.avoid = 1
-	q.again([]chunk{c})
+	q.again(high, []chunk{c})
 	q.start(low)
 	next := func(stripe uint32, class Class) *outflow {
 		q.mu.Lock()

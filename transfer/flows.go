@@ -47,7 +47,7 @@ func (l *Link) pushBegin(op wire.Op, id uint64, b *beginning) {
 		}
 		payload, err := wire.AppendBegin(nil, m)
 		if err != nil { // Prepare checked every bound
-			l.end(fmt.Errorf("BUG: encode transfer %d: %w", id, err), CodeInternal)
+			l.endSoon(fmt.Errorf("BUG: encode transfer %d: %w", id, err), CodeInternal)
 			return
 		}
 		l.push(wire.TypeBegin, wire.FlagOwn, id, payload)
@@ -231,8 +231,7 @@ func (l *Link) sendFinal(key flowKey, t wire.Type, payload []byte) {
 		err = l.out.push(frame)
 	}
 	if err != nil {
-		// Called under a transfer's end, which the link's end may be waiting for.
-		l.wg.Go(func() { l.end(fmt.Errorf("queue control message: %w", err), CodeBusy) })
+		l.endSoon(fmt.Errorf("queue control message: %w", err), CodeBusy)
 	}
 }
 
@@ -256,7 +255,7 @@ func (l *Link) dispatchTransfer(t wire.Type, key flowKey, payload []byte) error 
 			l.closeStripe(m.Stripe)
 		}
 		if out != nil {
-			out.handleAgain(m)
+			out.handleAgain(m) // too many of them end the transfer, not the link
 		}
 	case wire.TypeProgress:
 		n, err := wire.DecodeProgress(payload)

@@ -66,6 +66,8 @@ type Link struct {
 		metadata   Metadata
 		hasMeta    bool
 		ended      bool
+		ending     bool // endSoon was called
+		joining    int  // stripes that were admitted and have not joined
 		probing    bool
 		heardAt    time.Time // when some stripe was last found to have received a packet
 		aliveSince time.Time // when that was the case again after an outage
@@ -179,6 +181,29 @@ func (l *Link) waitStripes() {
 		}
 		<-changed
 	}
+}
+
+// maxAccepted bounds the stripes of a link that a peer dialled: after an outage the
+// dialler may replace all of them before this side knows that they are dead.
+const maxAccepted = 2 * MaxStripes
+
+// admit keeps a place for a stripe that a peer dialled; left must follow, once it
+// has joined or failed to.
+func (l *Link) admit() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n := len(l.mu.stripes) + l.mu.joining; n >= maxAccepted {
+		return fmt.Errorf("link of %q has %d connections, at most %d: %w", l.want, n, maxAccepted, ErrBusy)
+	}
+	l.mu.joining++
+	return nil
+}
+
+func (l *Link) left() {
+	l.mu.Lock()
+	l.mu.joining--
+	l.mu.Unlock()
+	l.kickKeeper() // a link without a stripe is given up in time
 }
 
 // join adds a connected stripe. It fails when the link has ended or the peer is
@@ -308,6 +333,18 @@ func (l *Link) end(err error, code Code) {
 		_ = s.conn.CloseWithError(quic.ApplicationErrorCode(code), clip(err.Error(), 256))
 	}
 	l.agent.forget(l)
+}
+
+// endSoon is end for callers that hold a lock of a transfer, or that run under the
+// end of one: the link's end takes the former and waits for the latter.
+func (l *Link) endSoon(err error, code Code) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.ended || l.mu.ending {
+		return
+	}
+	l.mu.ending = true
+	l.wg.Go(func() { l.end(err, code) })
 }
 
 // flows lists the halves of transfers; l.mu held.

@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -36,7 +37,9 @@ type outflow struct {
 		dead     bool
 		next     int      // ordinal of the first chunk never taken
 		nextPair int      // its descriptor
-		again    []chunk  // to be sent once more
+		again    []chunk  // to be sent once more; no page is in it twice
+		waits    []uint64 // bitmap of the pages in again, nil: none yet
+		repeats  int64    // pages that were queued because the receiving side asked
 		stripeOf []uint32 // the stripe that took a chunk last, by ordinal; 0: none
 		left     int64    // bytes not taken, those of again included
 		writing  int      // chunks taken and not yet accepted by a connection
@@ -108,8 +111,12 @@ func (f *outflow) pop(stripe uint32, only bool) (chunk, bool) {
 	switch {
 	case !ok:
 		return c, false
-	case again >= 0:
+	case again == 0: // the rest need not move
+		f.sched.again = f.sched.again[1:]
+		f.mark(c, false)
+	case again > 0:
 		f.sched.again = slices.Delete(f.sched.again, again, again+1)
+		f.mark(c, false)
 	default:
 		f.sched.next++
 	}
@@ -121,10 +128,58 @@ func (f *outflow) pop(stripe uint32, only bool) (chunk, bool) {
 func (f *outflow) unpop(c chunk) {
 	f.sched.again = slices.Insert(f.sched.again, 0, c)
 	f.sched.left += c.bytes()
+	f.mark(c, true)
 }
 
-// runs cuts the pages of a request at the borders of chunks.
-func (f *outflow) runs(m wire.Again) []chunk {
+// mark notes that the pages of c wait in again, or that they do not.
+func (f *outflow) mark(c chunk, waits bool) {
+	if f.sched.waits == nil {
+		f.sched.waits = make([]uint64, (f.pages()+63)/64)
+	}
+	for n := f.base[c.pair] + c.first; c.pages > 0; n, c.pages = n+1, c.pages-1 {
+		if waits {
+			f.sched.waits[n/64] |= 1 << (n % 64)
+		} else {
+			f.sched.waits[n/64] &^= 1 << (n % 64)
+		}
+	}
+}
+
+// fresh cuts c into the runs of its pages that do not wait in again.
+func (f *outflow) fresh(c chunk) (out []chunk) {
+	if f.sched.waits == nil {
+		return []chunk{c}
+	}
+	open := false
+	for i := range c.pages {
+		n := f.base[c.pair] + c.first + i
+		switch {
+		case f.sched.waits[n/64]>>(n%64)&1 == 1:
+			open = false
+		case open:
+			out[len(out)-1].pages++
+		default:
+			r := c
+			r.first, r.pages = c.first+i, 1
+			out, open = append(out, r), true
+		}
+	}
+	return out
+}
+
+const (
+	// againBatch is about how many runs of a request are looked at at a time.
+	againBatch = 1024
+	// maxRepeats and leastRepeats bound what the receiving side may ask for again,
+	// in pages: so many times those of the transfer, and so many at least. A page is
+	// asked for when it is bad, once, when it is reset, maxResets times, and when its
+	// connection is lost or stalls.
+	maxRepeats, leastRepeats = 64, 4096
+)
+
+// runs cuts the pages of a request at the borders of chunks and yields them in
+// batches; the runs of one chunk are in one batch.
+func (f *outflow) runs(m wire.Again, yield func([]chunk) bool) {
 	var out []chunk
 	for i := 0; i < m.Pages.Len(); i++ {
 		n := int(m.Base) + i
@@ -142,22 +197,42 @@ func (f *outflow) runs(m wire.Again) []chunk {
 		if m.Reason == wire.ReasonBadPage {
 			c.avoid = m.Stripe
 		}
+		if k := len(out) - 1; k >= againBatch && out[k].ordinal != ord {
+			if !yield(out) {
+				return
+			}
+			out = out[:0]
+		}
 		out = append(out, c)
 	}
-	return out
+	if len(out) > 0 {
+		yield(out)
+	}
 }
 
-// handleAgain queues what the receiving side asks for.
+// handleAgain queues what the receiving side asks for, and fails the transfer when
+// that is more than a working one can need.
 func (f *outflow) handleAgain(m wire.Again) {
-	runs := f.runs(m)
-	switch m.Reason {
-	case wire.ReasonStripeLost:
-		f.link.sched.againLost(runs, m.Stripe)
-	case wire.ReasonStalled:
-		f.link.sched.againStalled(runs)
-	case wire.ReasonBadPage:
-		f.link.sched.again(runs)
-	}
+	limit := max(maxRepeats*int64(f.pages()), leastRepeats)
+	f.runs(m, func(runs []chunk) bool {
+		var repeats int64
+		switch m.Reason {
+		case wire.ReasonStripeLost:
+			repeats = f.link.sched.againLost(f, runs, m.Stripe)
+		case wire.ReasonStalled:
+			repeats = f.link.sched.againStalled(f, runs)
+		case wire.ReasonBadPage:
+			repeats = f.link.sched.again(f, runs)
+		}
+		if repeats <= limit {
+			return true
+		}
+		f.finish(&ChunkError{
+			Transfer: f.key.id, Pair: -1, Page: -1,
+			Err: fmt.Errorf("%d pages asked for again, at most %d: %w", repeats, limit, ErrProtocol),
+		})
+		return false
+	})
 }
 
 // touch counts as progress.

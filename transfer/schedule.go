@@ -247,59 +247,75 @@ func (q *scheduler) sent(c chunk, stripe uint32, lost bool) {
 	}
 }
 
-// again queues runs that the receiving side asks for.
-func (q *scheduler) again(runs []chunk) {
+// again queues runs of f that the receiving side asks for; those of a chunk that
+// waits its turn are left alone. Like againLost and againStalled it returns how many
+// pages have been queued on request so far.
+func (q *scheduler) again(f *outflow, runs []chunk) int64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, c := range runs {
-		q.requeue(c)
+		if c.ordinal < f.sched.next {
+			f.sched.repeats += q.requeue(c)
+		}
 	}
+	return f.sched.repeats
 }
 
 // againLost queues those of runs whose chunk went over the lost stripe.
-func (q *scheduler) againLost(runs []chunk, stripe uint32) {
+func (q *scheduler) againLost(f *outflow, runs []chunk, stripe uint32) int64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.retake(runs, func(last uint32) bool { return last == stripe })
+	return q.retake(f, runs, func(last uint32) bool { return last == stripe })
 }
 
 // againStalled queues those of runs that some stripe has taken, for another one
 // than that. A chunk that waits its turn is left alone.
-func (q *scheduler) againStalled(runs []chunk) {
+func (q *scheduler) againStalled(f *outflow, runs []chunk) int64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.retake(runs, func(last uint32) bool { return last != 0 })
+	return q.retake(f, runs, func(uint32) bool { return true })
 }
 
 // retake queues the runs that want picks by the stripe that took their chunk
 // last, for other stripes, and forgets that stripe: its own failure to write the
 // chunk no longer queues it. Several runs may lie in one chunk.
-func (q *scheduler) retake(runs []chunk, want func(last uint32) bool) {
+func (q *scheduler) retake(f *outflow, runs []chunk, want func(last uint32) bool) int64 {
 	picked := runs[:0]
 	for _, c := range runs {
-		if c.avoid = c.flow.sched.stripeOf[c.ordinal]; want(c.avoid) {
+		if c.avoid = f.sched.stripeOf[c.ordinal]; c.avoid != 0 && want(c.avoid) {
 			picked = append(picked, c)
 		}
 	}
 	for _, c := range picked {
-		c.flow.sched.stripeOf[c.ordinal] = 0
-		q.requeue(c)
+		f.sched.stripeOf[c.ordinal] = 0
+		f.sched.repeats += q.requeue(c)
 	}
+	return f.sched.repeats
 }
 
-func (q *scheduler) requeue(c chunk) {
+// requeue queues the pages of c that do not wait to be sent again, and returns how
+// many those are.
+func (q *scheduler) requeue(c chunk) (pages int64) {
 	f := c.flow
 	if f.sched.dead || q.closed {
-		return
+		return 0
 	}
-	f.sched.again = append(f.sched.again, c)
-	f.sched.left += c.bytes()
-	q.queued[f.class] += c.bytes()
+	for _, r := range f.fresh(c) {
+		f.sched.again = append(f.sched.again, r)
+		f.sched.left += r.bytes()
+		q.queued[f.class] += r.bytes()
+		f.mark(r, true)
+		pages += int64(r.pages)
+	}
+	if pages == 0 {
+		return 0
+	}
 	if _, queued := q.queues[f.class].find(f); !queued {
 		q.queues[f.class].add(f)
 	}
 	q.watchLocked()
 	q.wakeLocked(f.class)
+	return pages
 }
 
 // hasQueued reports whether a chunk waits for a stripe.

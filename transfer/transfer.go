@@ -402,8 +402,9 @@ func (t *Transfer) Landed(pair int) wire.Bitmap {
 // Errors: nil when every page is verified; context.Cause(ctx); ErrCancelled;
 // ErrStalled; context.DeadlineExceeded after Timeout; *ChunkError around
 // ErrChecksumMismatch, ErrStaleGeneration, ErrLeaseExpired, ErrUnknownMemory,
-// ErrOutOfRange, ErrNotPermitted or what a Source or Sink returned; the link's
-// end (ErrPeerGone, ErrPeerRestarted, ErrClosed).
+// ErrOutOfRange, ErrNotPermitted, ErrProtocol or what a Source or Sink returned;
+// the link's end (ErrPeerGone, ErrPeerRestarted, ErrClosed, ErrProtocol, or ErrBusy
+// when too many control messages wait for the peer).
 func (t *Transfer) Wait(ctx context.Context) (Result, error) {
 	h := t.half()
 	select {
