@@ -60,8 +60,9 @@ type Estimates struct {
 	// last 128, in which the sender never lacked chunks: QUIC bytes a second,
 	// resent ones included.
 	Capacity Estimate
-	// RTTMin and RTTSmoothed are seconds. The smoothed one is inflated for a while
-	// after a transfer has filled the path's queue.
+	// RTTMin and RTTSmoothed are seconds, as in LinkStats. The smoothed one is
+	// inflated for a while after a transfer has filled the path's queue, the least
+	// one only where that queue never drained in its time.
 	RTTMin, RTTSmoothed Estimate
 	// Loss is the share of packets that the sender of pages declared lost in the
 	// last 128 such windows, 0 to 1, if there are any only in those in which no

@@ -42,7 +42,7 @@ type outflow struct {
 		repeats  int64    // pages that were queued because the receiving side asked
 		stripeOf []uint32 // the stripe that took a chunk last, by ordinal; 0: none
 		left     int64    // bytes not taken, those of again included
-		writing  int      // chunks taken and not yet accepted by a connection
+		writing  int64    // bytes taken and not yet accepted by a connection
 
 		deadline time.Time     // zero: none
 		queuedAt time.Time     // when its chunks were queued first

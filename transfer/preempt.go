@@ -6,15 +6,20 @@ import (
 	"github.com/quic-go/quic-go"
 )
 
-// A chunk of a lower class that is half written when one of a higher class is
-// taken, on whichever stripe, is held: its remaining bytes wait. Within a
+// A chunk of a lower class that is half written when one of a higher class begins
+// to be written, on whichever stripe, is held: its remaining bytes wait. Within a
 // connection its stream has the lower urgency, too. Held writes keep their sender
-// and their buffer; senders of the higher class are others.
+// and their buffer; senders of the higher class are others. A chunk that its
+// source is still to give holds nothing: that may take for ever.
 
-// preemptLocked notes which class is the highest that is being written.
-func (q *scheduler) preemptLocked() {
+// accepting notes that a connection begins to accept n bytes of the class, or,
+// below zero, that it no longer does.
+func (q *scheduler) accepting(class Class, n int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.wire[class] += n
 	top := Class(0)
-	for top < classes && q.writing[top] == 0 {
+	for top < classes && q.wire[top] == 0 {
 		top++
 	}
 	if was := Class(q.top.Swap(int32(top))); top > was {
@@ -63,6 +68,8 @@ func newWriter(l *Link, s *stripe, class Class) *writer {
 
 // write writes the whole of b to the chunk's stream.
 func (w *writer) write(stream *quic.SendStream, c chunk, b []byte, r *run) error {
+	w.link.sched.accepting(c.flow.class, c.bytes())
+	defer w.link.sched.accepting(c.flow.class, -c.bytes())
 	for w.limit != nil {
 		n, err := stream.WriteWithLimit(b, w.limit)
 		if b = b[n:]; !errors.Is(err, quic.ErrWriteLimitReached) {

@@ -65,7 +65,7 @@ func (q *scheduler) tellWaiting() {
 func (q *scheduler) placeLocked(f *outflow) (at Queue) {
 	var higher int64
 	for c := range f.class {
-		higher += q.queued[c] + q.writing[c]
+		higher += q.queued[c] + q.wire[c]
 	}
 	at.Waits = higher > 0 || f.sched.left > 0 && f.sched.writing == 0
 	if !at.Waits {

@@ -37,8 +37,9 @@ type scheduler struct {
 	notices *time.Timer           // nil: nobody is to be told anything
 	notify  func([]queuedOutflow) // called without the lock
 	queued  [classes]int64        // bytes not yet taken
-	writing [classes]int64        // bytes taken and not yet accepted by a connection
-	top     atomic.Int32          // the highest class that is being written, classes: none; changed under the lock
+	writing [classes]int64        // bytes taken and not yet accepted by a connection, of flows that are not over
+	wire    [classes]int64        // bytes that a connection is accepting, duplicates included
+	top     atomic.Int32          // the highest class of which there are any, classes: none; changed under the lock
 	resume  *sync.Cond            // top may have become lower, or a held chunk's write is over
 	closed  bool
 }
@@ -141,6 +142,7 @@ func (q *scheduler) stop(f *outflow) {
 	}
 	f.sched.dead = true
 	delete(q.flows, f)
+	q.writing[f.class] -= f.sched.writing // its source may keep a sender for good
 	f.link.agent.limiters.release(f.limit)
 	q.resume.Broadcast()
 	if _, queued := q.queues[f.class].find(f); queued {
@@ -197,11 +199,10 @@ func (q *scheduler) next(stripe uint32, class Class) (c chunk, wait time.Duratio
 		f.sched.waited = s.now.Sub(f.sched.queuedAt)
 	}
 	f.sched.takenAt = s.now
-	f.sched.writing++
+	f.sched.writing += c.bytes()
 	f.sched.stripeOf[c.ordinal] = stripe
 	q.queued[class] -= c.bytes()
 	q.writing[class] += c.bytes()
-	q.preemptLocked()
 	if !q.queues[class].ready(s) {
 		q.wakeLocked(class + 1)
 	}
@@ -237,9 +238,10 @@ func (q *scheduler) rateAllows() {
 func (q *scheduler) sent(c chunk, stripe uint32, lost bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.writing[c.flow.class] -= c.bytes()
-	q.preemptLocked()
-	c.flow.sched.writing--
+	if !c.flow.sched.dead {
+		q.writing[c.flow.class] -= c.bytes()
+	}
+	c.flow.sched.writing -= c.bytes()
 	if lost && c.flow.sched.stripeOf[c.ordinal] == stripe {
 		c.avoid = 0
 		c.flow.sched.stripeOf[c.ordinal] = 0

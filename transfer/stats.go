@@ -12,6 +12,8 @@ import (
 type LinkStats struct {
 	Stripes int // live connections
 	// RTTMin and RTTSmoothed are the least over the live stripes; 0: no stripe.
+	// RTTMin is that of the last 40 s to 60 s in which round trips were measured:
+	// it follows a path that became longer.
 	RTTMin, RTTSmoothed time.Duration
 	// Since the link began, all stripes, lost ones included, with QUIC's
 	// overhead and without that of UDP and IP.
@@ -61,7 +63,9 @@ func (l *Link) Stats() LinkStats {
 		}
 		c := st.conn.ConnectionStats()
 		total.add(c)
-		if s.RTTMin == 0 || c.MinRTT < s.RTTMin {
+		if least := l.mu.path.least.value(); least > 0 {
+			s.RTTMin = least
+		} else if s.RTTMin == 0 || c.MinRTT < s.RTTMin { // not looked at yet
 			s.RTTMin = c.MinRTT
 		}
 		if s.RTTSmoothed == 0 || c.SmoothedRTT < s.RTTSmoothed {

@@ -29,6 +29,7 @@ type stripe struct {
 		packets uint64 // received by then
 		at      time.Time
 	}
+	trips    lastTrip // of the last look at the path
 	pinged   uint64   // packets received at the last ping, and one; 0: none yet
 	draining bool     // takes no more chunks
 	quiet    struct { // of one that drains

@@ -60,7 +60,7 @@ type pathSample struct {
 	sent    float64       // packets of the sender meanwhile
 	lost    float64       // of those that it had sent; what repair hides is not in it
 	loss    float64       // share lost lately while no queue stood on the path; 0 too while too few were lost to tell
-	rttMin  time.Duration // least seen; 0: unknown
+	rttMin  time.Duration // least of late; 0: unknown
 	rtt     time.Duration // smoothed
 	stripes int           // live, those that drain not counted
 }

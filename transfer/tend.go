@@ -26,6 +26,7 @@ const (
 type path struct {
 	policy stripePolicy
 	est    *estimator
+	least  leastRTT
 
 	// Of the last look.
 	at         time.Time
@@ -41,12 +42,12 @@ type pathCounts struct {
 	pastStripes
 	stripes     int // that take chunks
 	window      uint64
-	rttMin, rtt time.Duration
+	rttMin, rtt time.Duration // the least of late; 0: none was measured
 }
 
 // counts returns the sums over all connections. l.mu is held.
 func (l *Link) counts() pathCounts {
-	c := pathCounts{pastStripes: l.mu.past}
+	c, now := pathCounts{pastStripes: l.mu.past}, time.Now()
 	var weighted float64
 	for _, s := range l.mu.stripes {
 		st := s.conn.ConnectionStats()
@@ -57,9 +58,12 @@ func (l *Link) counts() pathCounts {
 		c.stripes++
 		c.window += st.CongestionWindow
 		weighted += float64(st.CongestionWindow) * float64(st.SmoothedRTT)
-		if st.MinRTT > 0 && (c.rttMin == 0 || st.MinRTT < c.rttMin) {
-			c.rttMin = st.MinRTT
+		if rtt, fresh := s.trips.next(st); fresh {
+			l.mu.path.least.add(now, rtt)
 		}
+	}
+	if c.stripes > 0 {
+		c.rttMin = l.mu.path.least.value()
 	}
 	if c.window > 0 {
 		c.rtt = time.Duration(weighted / float64(c.window))

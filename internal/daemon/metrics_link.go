@@ -123,7 +123,7 @@ var linkGauges = []row[view]{
 	gaugeRow("kvferry_link_stripes", "QUIC connections of the link that is up.", linkLabels, whenUp(func(v view) float64 { return float64(v.stats.Stripes) })),
 	gaugeRow("kvferry_link_repair_symbols", "Parity symbols of half a packet that a whole group of packets to the peer has; 0: no parity is sent.", linkLabels, whenUp(func(v view) float64 { return float64(v.stats.Repair.Symbols) })),
 	gaugeRow("kvferry_link_rtt_seconds", "Smoothed round-trip time of the fastest connection.", linkLabels, whenUp(func(v view) float64 { return v.stats.RTTSmoothed.Seconds() })),
-	gaugeRow("kvferry_link_rtt_min_seconds", "Least round-trip time seen.", linkLabels, whenUp(func(v view) float64 { return v.stats.RTTMin.Seconds() })),
+	gaugeRow("kvferry_link_rtt_min_seconds", "Least round-trip time of the last minute in which any was measured.", linkLabels, whenUp(func(v view) float64 { return v.stats.RTTMin.Seconds() })),
 	gaugeRow("kvferry_link_queued_bytes", "Page bytes that wait here to be written to the peer.", linkLabels, whenUp(func(v view) float64 { return float64(v.stats.QueuedBytes) })),
 	gaugeRow("kvferry_link_goodput_bytes_per_second", "Page bytes a second of past migrations from the peer, a moving average; absent until measured.", linkLabels, whenMeasured(func(v view) float64 { return v.stats.Goodput })),
 	gaugeRow("kvferry_link_goodput_age_seconds", "Time since the goodput was measured last.", linkLabels, whenMeasured(func(v view) float64 { return v.stats.GoodputAge.Seconds() })),

@@ -21,7 +21,7 @@ type Path struct {
 	PacketBytes uint32        // mean size of a sent packet; 0: none was sent
 	Window      uint64        // congestion windows, in bytes, all connections together
 	Sent, Lost  uint64        // packets
-	RTTMin, RTT time.Duration // least seen; smoothed, a mean weighted by windows; at most an hour, 0: unknown
+	RTTMin, RTT time.Duration // least of late; smoothed, a mean weighted by windows; at most an hour, 0: unknown
 }
 
 // Validate reports the first field that is out of range.
