@@ -807,7 +807,7 @@ type LinkStatus struct {
 	Error string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
 	// QUIC connections.
 	Stripes uint32 `protobuf:"varint,5,opt,name=stripes,proto3" json:"stripes,omitempty"`
-	// Least round-trip time seen.
+	// Least round-trip time of the last minute or so with traffic.
 	RttMin *durationpb.Duration `protobuf:"bytes,6,opt,name=rtt_min,json=rttMin,proto3" json:"rtt_min,omitempty"`
 	// Smoothed round-trip time.
 	RttSmoothed *durationpb.Duration `protobuf:"bytes,7,opt,name=rtt_smoothed,json=rttSmoothed,proto3" json:"rtt_smoothed,omitempty"`
