@@ -5,19 +5,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"time"
-
-	"golang.org/x/sys/unix"
 )
-
-// processCPU is the processor time that this process has used, seconds.
-func processCPU() float64 {
-	var r unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
-		return 0
-	}
-	return time.Duration(r.Utime.Nano() + r.Stime.Nano()).Seconds()
-}
 
 // machineCPU is the processor time that all of the machine has used, seconds; false where the system does not say.
 func machineCPU() (float64, bool) {

@@ -12,6 +12,7 @@ import (
 	"runtime/pprof"
 	"time"
 
+	"github.com/kvferry/kvferry/bench/results"
 	"github.com/kvferry/kvferry/bench/wan"
 )
 
@@ -151,7 +152,7 @@ func (e *end) do(req endRequest) (a endAnswer, err error) {
 				return a, err
 			}
 		}
-		e.cpu = processCPU()
+		e.cpu = results.ProcessCPU()
 	case opMove:
 		if e.mover == nil {
 			return a, errors.New("asked to move, and not a destination")
@@ -165,7 +166,7 @@ func (e *end) do(req endRequest) (a endAnswer, err error) {
 			err = nil
 		}
 	case opEnd:
-		a.CPUSeconds = processCPU() - e.cpu
+		a.CPUSeconds = results.ProcessCPU() - e.cpu
 		if err := e.endProfile(); err != nil {
 			return a, err
 		}

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/kvferry/kvferry/bench/results"
 )
 
 // lagEvery is how often the probe looks at the clock.
@@ -47,7 +47,7 @@ type watch struct {
 }
 
 func (s *strain) begin(b *bed) *watch {
-	w := &watch{bed: b, cpu: processCPU(), at: time.Now(), drops: b.receiverDrops(), done: make(chan struct{})}
+	w := &watch{bed: b, cpu: results.ProcessCPU(), at: time.Now(), drops: b.receiverDrops(), done: make(chan struct{})}
 	w.wg.Go(w.run)
 	return w
 }
@@ -77,7 +77,7 @@ func (s *strain) end(w *watch, whole bool) {
 	if !whole {
 		return
 	}
-	s.busy += processCPU() - w.cpu
+	s.busy += results.ProcessCPU() - w.cpu
 	s.wall += time.Since(w.at).Seconds()
 	s.late = append(s.late, w.late...)
 	s.drops += w.bed.receiverDrops() - w.drops
@@ -103,13 +103,4 @@ func percentile(all []time.Duration, of int) time.Duration {
 	}
 	all = slices.Sorted(slices.Values(all))
 	return all[(len(all)-1)*of/100]
-}
-
-// processCPU is the processor time that this process has used, seconds.
-func processCPU() float64 {
-	var r unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
-		return 0
-	}
-	return time.Duration(r.Utime.Nano() + r.Stime.Nano()).Seconds()
 }

@@ -6,7 +6,7 @@ import (
 	"runtime/pprof"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/kvferry/kvferry/bench/results"
 )
 
 // The label that all goroutines of an agent carry, and its values.
@@ -56,13 +56,13 @@ const profilePeriod = 10 * time.Millisecond
 func startCPU(profile bool) *cpuMeter {
 	m := &cpuMeter{}
 	m.profiling = profile && pprof.StartCPUProfile(&m.buf) == nil // an error says that someone else uses the profiler
-	m.began = processCPU()
+	m.began = results.ProcessCPU()
 	return m
 }
 
 // stop ends the span.
 func (m *cpuMeter) stop() cpuSplit {
-	out := cpuSplit{total: processCPU() - m.began}
+	out := cpuSplit{total: results.ProcessCPU() - m.began}
 	if !m.profiling {
 		return out
 	}
@@ -84,13 +84,4 @@ func (m *cpuMeter) stop() cpuSplit {
 	out.source, out.destination = share(endSource), share(endDestination)
 	out.shared = max(0, out.total-out.source-out.destination)
 	return out
-}
-
-// processCPU is the processor time that this process has used, seconds.
-func processCPU() float64 {
-	var r unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
-		return 0
-	}
-	return time.Duration(r.Utime.Nano() + r.Stime.Nano()).Seconds()
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/kvferry/kvferry/bench/results"
 )
 
 // TestSplit burns known processor time under both labels and none.
@@ -22,7 +24,7 @@ func TestSplit(t *testing.T) {
 	}
 	burn := func(seconds float64) {
 		var x float64
-		for end := processCPU() + seconds; processCPU() < end; {
+		for end := results.ProcessCPU() + seconds; results.ProcessCPU() < end; {
 			for i := range 100_000 {
 				x += math.Sqrt(float64(i))
 			}
