@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"time"
@@ -28,12 +29,25 @@ const (
 
 // fetches is what the last migrations from one peer took.
 type fetches struct {
-	ring [keptFetches]struct {
-		bytes   int64
-		seconds float64 // from the request to the report
-		at      time.Time
-	}
+	ring  [keptFetches]fetch
 	count int // ever
+}
+
+type fetch struct {
+	bytes   int64
+	seconds float64 // from the request to the report
+	at      time.Time
+}
+
+// recent yields those that are young enough to tell something, in no order.
+func (f *fetches) recent(now time.Time) iter.Seq[fetch] {
+	return func(yield func(fetch) bool) {
+		for _, e := range f.ring[:min(f.count, keptFetches)] {
+			if now.Sub(e.at) <= fetchMaxAge && !yield(e) {
+				return
+			}
+		}
+	}
 }
 
 func (f *fetches) add(bytes int64, seconds float64, now time.Time) {
@@ -58,10 +72,7 @@ type pastFetches struct {
 // from the price with that cost, as the standard deviation of a normal distribution is.
 func (f *fetches) sum(now time.Time, price func(bytes int64) float64) (out pastFetches) {
 	var over, rest []float64
-	for _, e := range f.ring[:min(f.count, keptFetches)] {
-		if now.Sub(e.at) > fetchMaxAge {
-			continue
-		}
+	for e := range f.recent(now) {
 		p := price(e.bytes)
 		over, rest = append(over, e.seconds-p), append(rest, p)
 	}
@@ -85,10 +96,7 @@ func (f *fetches) sum(now time.Time, price func(bytes int64) float64) (out pastF
 // less than about a quarter of bad ones does not move. ok is false when they are few, or of about one size.
 func (f *fetches) slope(now time.Time) (perByte float64, ok bool) {
 	var bytes, seconds, slopes []float64
-	for _, e := range f.ring[:min(f.count, keptFetches)] {
-		if now.Sub(e.at) > fetchMaxAge {
-			continue
-		}
+	for e := range f.recent(now) {
 		for i, b := range bytes {
 			if b != float64(e.bytes) {
 				slopes = append(slopes, (seconds[i]-e.seconds)/(b-float64(e.bytes)))
