@@ -86,8 +86,8 @@ func TestAgainFlood(t *testing.T) {
 	}{{wire.ReasonBadPage, 0}, {wire.ReasonBadPage, 1}, {wire.ReasonStalled, 0}, {wire.ReasonStripeLost, 1}, {wire.ReasonStripeLost, 0}} {
 		l := testLink()
 		q := &l.sched
-		q.addStripe(1)
-		q.addStripe(2)
+		q.addStripe(1, nil)
+		q.addStripe(2, nil)
 		const pages, taken = 1 << 14, 20
 		f := testFlow(l, 1, pages, 4096)
 		var end error
@@ -153,7 +153,7 @@ func TestAgainFlood(t *testing.T) {
 	}
 
 	l := testLink()
-	l.sched.addStripe(1)
+	l.sched.addStripe(1, nil)
 	f := testFlow(l, 1, 1, 64)
 	var end error
 	f.init(func(err error, _ bool) { end = err })

@@ -57,7 +57,7 @@ func TestSchedulerOrder(t *testing.T) {
 		for seed := range uint64(100) {
 			s := &sim{t: t, rng: mrand.New(mrand.NewPCG(seed, 1)), l: testLink()}
 			s.l.sched.rules.ageAfter = -1
-			s.l.sched.addStripe(1)
+			s.l.sched.addStripe(1, nil)
 			base := time.Now()
 			for step := range 600 {
 				if step < 400 && s.rng.IntN(4) == 0 {
@@ -137,7 +137,7 @@ func TestShares(t *testing.T) {
 		rng := mrand.New(mrand.NewPCG(seed, 2))
 		l := testLink()
 		q := &l.sched
-		q.addStripe(1)
+		q.addStripe(1, nil)
 		const tenants = 4
 		var weight, got [tenants]float64
 		var pending [tenants]int64
@@ -200,7 +200,7 @@ func TestShares(t *testing.T) {
 func TestIdleTenantsAreBounded(t *testing.T) {
 	l := testLink()
 	q := &l.sched
-	q.addStripe(1)
+	q.addStripe(1, nil)
 	q.start(queuedFlow(l, Interactive, Share{Tenant: "big"}, 1<<16, time.Time{}))
 	for i := range 5000 {
 		q.start(queuedFlow(l, Interactive, Share{Tenant: fmt.Sprint(i), Weight: minWeight}, 1, time.Time{}))
@@ -245,7 +245,7 @@ func TestAging(t *testing.T) {
 		const rate = 16 << 20 // a chunk of 1 MiB takes 62.5 ms
 		q.rules.ageAfter = 5 * time.Second
 		q.limit.setRate(rate, time.Now())
-		q.addStripe(1)
+		q.addStripe(1, nil)
 		const bigPages = 16 * 40
 		var ends []time.Duration
 		start := time.Now()
@@ -295,7 +295,7 @@ func TestCaps(t *testing.T) {
 		l := testLink()
 		q := &l.sched
 		q.limit.setRate(rate, time.Now())
-		q.addStripe(1)
+		q.addStripe(1, nil)
 		f := queuedFlow(l, Background, Share{}, 16*100+3, time.Time{})
 		start := time.Now()
 		q.start(f)
@@ -325,7 +325,7 @@ func TestCaps(t *testing.T) {
 			l.sched.init(agent.cfg.schedulerRules(), nil)
 			q := &l.sched
 			q.limit.setRate(400<<20, time.Now())
-			q.addStripe(1)
+			q.addStripe(1, nil)
 			q.start(queuedFlow(l, Interactive, Share{Tenant: "capped", Weight: 1000, MaxRate: rate}, 1<<20, time.Time{}))
 			q.start(queuedFlow(l, Interactive, Share{Tenant: "free"}, 1<<20, time.Time{}))
 			q.start(queuedFlow(l, Background, Share{Tenant: "lower"}, 1<<20, time.Time{}))
@@ -363,7 +363,7 @@ func TestThrottledTenantSavesNothingUp(t *testing.T) {
 		q := &l.sched
 		const rate = 100 << 20
 		q.limit.setRate(rate, time.Now())
-		q.addStripe(1)
+		q.addStripe(1, nil)
 		var capped int64
 		q.start(queuedFlow(l, Interactive, Share{Tenant: "capped", MaxRate: rate * 2 / 5}, 1<<20, time.Time{}))
 		q.start(queuedFlow(l, Interactive, Share{Tenant: "b"}, 1<<20, time.Time{}))
@@ -395,8 +395,8 @@ func TestThrottledClassLetsLowerOnesGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := testLink()
 		q := &l.sched
-		q.addStripe(1)
-		q.addStripe(2)
+		q.addStripe(1, nil)
+		q.addStripe(2, nil)
 		q.limit.setRate(100<<20, time.Now())
 		slow := queuedFlow(l, Interactive, Share{Tenant: "slow", MaxRate: 1 << 20}, 16*20, time.Time{})
 		low := queuedFlow(l, Replication, Share{}, 16*1000, time.Time{})
@@ -416,7 +416,7 @@ func TestThrottledClassLetsLowerOnesGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // nothing else wakes the lower class's sender
 		l := testLink()
 		q := &l.sched
-		q.addStripe(1)
+		q.addStripe(1, nil)
 		capped := queuedFlow(l, Interactive, Share{Tenant: "slow", MaxRate: 1 << 20}, 16*3, time.Time{})
 		low := queuedFlow(l, Background, Share{}, 16*1000, time.Time{})
 		q.start(capped)
@@ -453,8 +453,8 @@ func TestThrottledClassLetsLowerOnesGo(t *testing.T) {
 	})
 	l := testLink()
 	q := &l.sched
-	q.addStripe(1)
-	q.addStripe(2)
+	q.addStripe(1, nil)
+	q.addStripe(2, nil)
 	high, low := queuedFlow(l, Interactive, Share{}, 1, time.Time{}), queuedFlow(l, Background, Share{}, 1, time.Time{})
 	q.start(high)
 	c, ok := q.take(1, Interactive)
@@ -489,7 +489,7 @@ func TestPlace(t *testing.T) {
 		rng := mrand.New(mrand.NewPCG(seed, 3))
 		l := testLink()
 		q := &l.sched
-		q.addStripe(1)
+		q.addStripe(1, nil)
 		tenants := 1 + rng.IntN(3)
 		var flows []*outflow
 		for range 2 + rng.IntN(6) {

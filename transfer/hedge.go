@@ -88,14 +88,14 @@ func (h *hedges) resumed(r *run) {
 }
 
 // wasHungry reports that since the last call a connection was left without a
-// chunk while none waited, or that one of live has none.
-func (h *hedges) wasHungry(live []*stripe) bool {
+// chunk while none waited, or that one of live has none, unless chunks are queued.
+func (h *hedges) wasHungry(live []*stripe, queued bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	was := h.hungry
 	h.hungry = false
 	for _, s := range live {
-		was = was || !h.holds(s)
+		was = was || !queued && !h.holds(s)
 	}
 	return was
 }
@@ -204,7 +204,7 @@ func (h *hedges) pick(stats map[*stripe]quic.ConnectionStats, takes map[*stripe]
 		}
 		elapsed := now.Sub(r.begun)
 		left := max(min(r.expected-elapsed, time.Duration(float64(busy[r.stripe])/stripeRate(c)*float64(time.Second))), 0)
-		overdue := elapsed > 2*r.expected+max(4*c.SmoothedRTT, 200*time.Millisecond)
+		overdue := elapsed > overdueAfter(r.expected, c.SmoothedRTT)
 		slow = append(slow, late{r, left, overdue})
 		stalled = stalled || overdue
 	}

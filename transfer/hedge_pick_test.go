@@ -102,7 +102,7 @@ func TestHedgeHungry(t *testing.T) {
 	}
 	want := func(what string, hungry bool) {
 		t.Helper()
-		if got := h.wasHungry(live); got != hungry {
+		if got := h.wasHungry(live, false); got != hungry {
 			t.Errorf("%s: hungry %v", what, got)
 		}
 	}

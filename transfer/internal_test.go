@@ -168,8 +168,8 @@ func TestScheduler(t *testing.T) {
 	l := testLink()
 	q := &l.sched
 	q.rules.concurrency = 2
-	q.addStripe(1)
-	q.addStripe(2)
+	q.addStripe(1, nil)
+	q.addStripe(2, nil)
 	a, b := testFlow(l, 3, 80, 64<<10), testFlow(l, 2, 80, 64<<10)
 	q.start(a)
 	q.start(b)
@@ -220,7 +220,7 @@ func TestSchedulerLoss(t *testing.T) {
 		q := &l.sched
 		stripes := []uint32{1, 2, 3}
 		for _, s := range stripes {
-			q.addStripe(s)
+			q.addStripe(s, nil)
 		}
 		f := testFlow(l, 1+rng.IntN(3), 1+rng.IntN(60), 1+rng.IntN(400<<10))
 		landed := make([]bool, f.pages())
@@ -249,7 +249,7 @@ func TestSchedulerLoss(t *testing.T) {
 				}
 				delete(flying, s)
 				stripes[i] = next
-				q.addStripe(next)
+				q.addStripe(next, nil)
 				next++
 				f.handleAgain(againFor(landed, wire.ReasonStripeLost, s))
 			case 1: // a page is bad, once its stream is over

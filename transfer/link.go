@@ -228,7 +228,7 @@ func (l *Link) join(s *stripe, peer Peer) error {
 	if l.mu.control == nil {
 		l.mu.control = s
 	}
-	l.sched.addStripe(s.number)
+	l.sched.addStripe(s.number, s.speed)
 	l.notifyChange()
 	l.wg.Go(func() { l.runStripe(s) })
 	l.mu.Unlock()

@@ -31,8 +31,9 @@ type scheduler struct {
 	queues  [classes]classQueue
 	limit   limiter // of the link
 	timer   *time.Timer
-	wakeAt  time.Time       // when timer fires; zero: it does not
-	live    map[uint32]bool // stripes
+	wakeAt  time.Time        // when timer fires; zero: it does not
+	live    map[uint32]*lane // stripes
+	shy     *time.Timer      // nil: no stripe has left chunks to others yet
 	flows   map[*outflow]struct{}
 	notices *time.Timer           // nil: nobody is to be told anything
 	notify  func([]queuedOutflow) // called without the lock
@@ -60,14 +61,16 @@ func (q *scheduler) init(rules schedulerRules, notify func([]queuedOutflow)) {
 	q.top.Store(classes)
 	q.rules, q.notify = rules, notify
 	q.limit.setRate(rules.maxRate, time.Now())
-	q.live = make(map[uint32]bool)
+	q.live = make(map[uint32]*lane)
 	q.flows = make(map[*outflow]struct{})
 }
 
-func (q *scheduler) addStripe(number uint32) {
+// addStripe has a stripe take chunks. speed says how fast it is, without taking
+// the scheduler's lock; nil: as good as any.
+func (q *scheduler) addStripe(number uint32, speed func() speed) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.live[number] = true
+	q.live[number] = &lane{speed: speed}
 }
 
 // dropStripe has the stripe's senders stop. Chunks that it carried are asked for
@@ -90,7 +93,7 @@ func (q *scheduler) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed = true
-	for _, t := range []*time.Timer{q.timer, q.notices} {
+	for _, t := range []*time.Timer{q.timer, q.notices, q.shy} {
 		if t != nil {
 			t.Stop()
 		}
@@ -159,7 +162,7 @@ func (q *scheduler) take(stripe uint32, class Class) (chunk, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
-		if q.closed || !q.live[stripe] {
+		if q.closed || q.live[stripe] == nil {
 			return chunk{}, false
 		}
 		c, wait, ok := q.next(stripe, class)
@@ -190,6 +193,10 @@ func (q *scheduler) next(stripe uint32, class Class) (c chunk, wait time.Duratio
 			return chunk{}, 0, false
 		}
 	}
+	if wait, yes := q.defersLocked(stripe, class, s.now); yes {
+		q.lookAgainLocked(wait)
+		return chunk{}, 0, false
+	}
 	if c, wait, ok = q.queues[class].pick(s); !ok {
 		return chunk{}, wait, false
 	}
@@ -203,6 +210,8 @@ func (q *scheduler) next(stripe uint32, class Class) (c chunk, wait time.Duratio
 	f.sched.stripeOf[c.ordinal] = stripe
 	q.queued[class] -= c.bytes()
 	q.writing[class] += c.bytes()
+	q.live[stripe].writing += c.bytes()
+	q.live[stripe].since = s.now
 	if !q.queues[class].ready(s) {
 		q.wakeLocked(class + 1)
 	}
@@ -233,6 +242,21 @@ func (q *scheduler) rateAllows() {
 	q.wakeLocked(Interactive)
 }
 
+// lookAgainLocked has the stripes that left chunks to others look again.
+func (q *scheduler) lookAgainLocked(d time.Duration) {
+	if q.shy == nil {
+		q.shy = time.AfterFunc(d, func() {
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			if !q.closed {
+				q.wakeLocked(Interactive)
+			}
+		})
+		return
+	}
+	q.shy.Reset(d)
+}
+
 // sent accounts for a chunk that left. lost says that its connection broke
 // under it: it is queued again unless the receiving side already asked.
 func (q *scheduler) sent(c chunk, stripe uint32, lost bool) {
@@ -242,6 +266,9 @@ func (q *scheduler) sent(c chunk, stripe uint32, lost bool) {
 		q.writing[c.flow.class] -= c.bytes()
 	}
 	c.flow.sched.writing -= c.bytes()
+	if l := q.live[stripe]; l != nil {
+		l.writing -= c.bytes()
+	}
 	if lost && c.flow.sched.stripeOf[c.ordinal] == stripe {
 		c.avoid = 0
 		c.flow.sched.stripeOf[c.ordinal] = 0

@@ -45,6 +45,12 @@ type stripe struct {
 	repair     *repair.Session
 }
 
+// speed is what the connection's window lets through.
+func (s *stripe) speed() speed {
+	c := s.conn.ConnectionStats()
+	return speed{float64(c.CongestionWindow), c.SmoothedRTT}
+}
+
 // closeSocket closes the socket of a dialled stripe whose connection has ended.
 func (s *stripe) closeSocket() error {
 	if s.transport == nil {

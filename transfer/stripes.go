@@ -79,8 +79,8 @@ func (s pathSample) full() bool {
 // with no queue on the path and chunks waiting, the windows are what holds the
 // rate back, by loss (n·1.22·MSS/(RTT·√p) is what n connections reach at loss p)
 // or because slow start ended early; more connections are then tried, and kept if
-// they raise the delivered rate. What does not help is taken back, and the next
-// try is put off twice as long. A full path that holds too few packets for as many
+// they raise the delivered rate, which takes a transfer of a second or more to tell.
+// What does not help is taken back, and the next try is put off twice as long. A full path that holds too few packets for as many
 // connections loses some.
 type stripePolicy struct {
 	start, most int // fixed when equal
@@ -148,6 +148,9 @@ func (p *stripePolicy) decide(s pathSample, capacity float64) int {
 	if s.at.Sub(p.lastBusy) >= shrinkAfter {
 		*p = stripePolicy{start: p.start, most: p.most, target: min(p.target, p.start), hold: minHold, lastBusy: p.lastBusy}
 		return p.target
+	}
+	if !s.busy {
+		p.now = span{} // ends and beginnings of transfers are no steady running
 	}
 	if p.start == p.most || !s.busy || s.rttMin <= 0 || s.rate <= 0 {
 		return p.target

@@ -127,6 +127,8 @@ func TestStripePolicyHolds(t *testing.T) {
 	slow := modelPath{rtt: 70 * time.Millisecond, rate: 125e6, each: 5e6}
 	starved := func(n int) pathSample { s := slow.sample(n); s.busy = false; return s }
 	young := func(n int) pathSample { s := slow.sample(n); s.stripes = n - 1; return s } // one is still being dialled
+	looks := 0
+	short := func(n int) pathSample { looks++; s := slow.sample(n); s.busy = looks%6 > 0; return s } // each transfer takes five round trips
 	blind := func(n int) pathSample { s := slow.sample(n); s.rttMin = 0; return s }
 	for _, tc := range []struct {
 		name   string
@@ -135,6 +137,7 @@ func TestStripePolicyHolds(t *testing.T) {
 		want   int
 	}{
 		{"chunks lack", newStripePolicy(0, 0), starved, 4},
+		{"transfers end before a rate can be told", newStripePolicy(0, 0), short, 4},
 		{"still dialled", newStripePolicy(0, 0), young, 4},
 		{"no round trip known", newStripePolicy(0, 0), blind, 4},
 		{"fixed", newStripePolicy(3, 0), slow.sample, 3},

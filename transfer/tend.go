@@ -122,7 +122,7 @@ func (l *Link) tend() {
 
 // report gives what the sending side sees to the side that dialled.
 func (l *Link) report(c pathCounts, live []*stripe) {
-	p := wire.Path{Starved: l.hedges.wasHungry(live), Window: c.window, Sent: c.packetsSent, Lost: c.packetsLost, RTTMin: min(c.rttMin, time.Hour), RTT: min(c.rtt, time.Hour)}
+	p := wire.Path{Starved: l.hedges.wasHungry(live, l.sched.hasReady()), Window: c.window, Sent: c.packetsSent, Lost: c.packetsLost, RTTMin: min(c.rttMin, time.Hour), RTT: min(c.rtt, time.Hour)}
 	if c.packetsSent > 0 {
 		p.PacketBytes = uint32(c.bytesSent / c.packetsSent)
 	}
