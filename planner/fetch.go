@@ -2,19 +2,21 @@ package planner
 
 import (
 	"fmt"
+	"math"
 	"time"
 )
 
 // Fetch prices moving every missing block over the link:
 //
-//	q_f + n_rtt·RTT + fixed + ramp + bytes·8/rate
+//	q_f + n_rtt·RTT + fixed + ramp + max(bytes·8/(ratio·rate), bytes·8/codec)
 //
 // rate is the goodput (measured, else the prior) held to what the connections' windows let through,
 // k·window·8/RTT. q_f is the source's egress backlog at that rate, plus the modelled wait of Link.Queue. ramp is what slow
 // start costs a cold link over a warm one: the windows of k connections start at k·initial window and double each round
 // trip until they fill rate·RTT or the bytes run out. fixed is Link.FixedSeconds. When nothing is missing only the round
 // trips and fixed are left and no goodput is needed. Header and acknowledgement overhead is within the goodput where that was measured; the window cap counts
-// whole packets and is up to 5 % generous.
+// whole packets and is up to 5 % generous. ratio and codec are Link.CodecRatio and Link.CodecRate: pages that are coded while
+// they move take as long as the slowest stage.
 //
 // It does not return errors: a plan whose inputs are unknown or not valid is not priced and says so. Nil Terms then.
 func Fetch(r Request, m Model, l Link) ModePlan {
@@ -57,11 +59,29 @@ func Fetch(r Request, m Model, l Link) ModePlan {
 	if !stable {
 		return p.refused(RefusalUnstable, "Link.Queue has no steady state: utilization %g is not below 1", l.Queue.Utilization)
 	}
-	moved := Term{Name: TermBytes, Seconds: rate.seconds(float64(bytes)), Note: fmt.Sprintf("%v at %v", bytes, rate)}
-	if capped {
-		moved.Note += fmt.Sprintf(", window cap of %d connection(s)", max(1, l.Stripes))
+	wire, moved := l.moving(bytes, rate, capped)
+	return p.priced(egress, unseen, rtt, fixed, rampTerm(l, rate, wire), moved).spread(l.Spread)
+}
+
+// moving is what bytes take at the slowest stage of link and codec, and what they are on the wire.
+func (l Link) moving(bytes Bytes, rate Rate, capped bool) (wire Bytes, t Term) {
+	wire = bytes
+	t.Name, t.Note = TermBytes, fmt.Sprintf("%v at %v", bytes, rate)
+	if l.CodecRatio > 0 {
+		wire = Bytes(math.Ceil(float64(bytes) / l.CodecRatio))
+		t.Note = fmt.Sprintf("%v, coded %.3g:1, at %v", bytes, l.CodecRatio, rate)
 	}
-	return p.priced(egress, unseen, rtt, fixed, rampTerm(l, rate, bytes), moved).spread(l.Spread)
+	t.Seconds = rate.seconds(float64(wire))
+	if capped {
+		t.Note += fmt.Sprintf(", window cap of %d connection(s)", max(1, l.Stripes))
+	}
+	if l.CodecRate == 0 {
+		return wire, t
+	}
+	if s := l.CodecRate.seconds(float64(bytes)); s > t.Seconds {
+		t.Seconds, t.Note = s, t.Note+fmt.Sprintf(", held to %v by the codec", l.CodecRate)
+	}
+	return wire, t
 }
 
 func fixedNote(l Link) string {
@@ -121,7 +141,8 @@ func Crossover(m Model, c Compute, l Link) (tokens float64, ok bool) {
 	if missing != nil || rate == 0 {
 		return 0, false
 	}
-	tf := rate.seconds(float64(m.BytesPerToken))
+	_, moved := l.moving(m.BytesPerToken, rate, false)
+	tf := moved.Seconds
 	if tc <= tf {
 		return 0, false
 	}

@@ -146,6 +146,46 @@ func TestFetchBytes(t *testing.T) {
 	}
 }
 
+// A coded transfer takes as long as its slowest stage: the wire with what is left of the bytes, or the codec with all of them.
+func TestFetchCodec(t *testing.T) {
+	t.Parallel()
+	r := Request{MissingBytes: 1e9}
+	for _, tc := range []struct {
+		ratio float64
+		codec Rate
+		want  float64 // seconds of the bytes at 1 Gbps
+		note  string
+	}{
+		{0, 0, 8, "at 1 Gbps"},
+		{1.6, 0, 5, "coded 1.6:1"},
+		{1.6, 8e9, 5, "coded 1.6:1"},
+		{1.6, 1e9, 8, "held to 1 Gbps by the codec"},
+		{2, 1.25e9, 6.4, "held to 1.25 Gbps by the codec"},
+	} {
+		l := Link{RTT: 70 * ms, Goodput: 1e9, CodecRatio: tc.ratio, CodecRate: tc.codec}
+		p := Fetch(r, Model{}, l)
+		got, _ := p.Term(TermBytes)
+		if math.Abs(got-tc.want) > 1e-6 || p.Bytes != 1e9 {
+			t.Errorf("%+v: %v s for %v, want %v", tc, got, p.Bytes, tc.want)
+		}
+		for _, term := range p.Terms {
+			if term.Name == TermBytes && !strings.Contains(term.Note, tc.note) {
+				t.Errorf("note %q, want %q", term.Note, tc.note)
+			}
+		}
+	}
+	if p := Fetch(r, Model{}, Link{RTT: 70 * ms, Goodput: 1e9, CodecRatio: 0.5}); p.Priced {
+		t.Error("a codec that makes pages longer was priced")
+	}
+	m := Model{BytesPerToken: 125_000}
+	c := Compute{SecondsPerToken: 2e-3}
+	plain, _ := Crossover(m, c, Link{RTT: 70 * ms, Goodput: 1e9})
+	coded, _ := Crossover(m, c, Link{RTT: 70 * ms, Goodput: 1e9, CodecRatio: 2})
+	if math.Abs(plain-70) > 0.01 || math.Abs(coded-70.0/1.5) > 0.01 { // 70 ms over 2 − 1 and 2 − 0.5 ms a token
+		t.Errorf("crossovers %v and %v", plain, coded)
+	}
+}
+
 func TestFetchQueues(t *testing.T) {
 	t.Parallel()
 	l := Link{

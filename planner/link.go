@@ -30,6 +30,10 @@ type Link struct {
 	Goodput Rate
 	// PriorGoodput is the configured guess for a link that was not measured, in bits a second. Zero: none.
 	PriorGoodput Rate
+	// CodecRatio is raw bytes over coded ones where pages are coded for the link without loss, 1 or more. Zero: they go raw.
+	CodecRatio float64
+	// CodecRate is what the slower end codes or decodes, raw bits a second, while the link carries what came before. Zero: no bound.
+	CodecRate Rate
 	// Age is how long ago Goodput was measured; Decision.LinkSource quotes it.
 	Age time.Duration
 	// Source says how Goodput was measured or who configured the prior. It is quoted in Decision.LinkSource.
@@ -64,6 +68,8 @@ func (l Link) Validate() error {
 	f.float("Link.Spread", l.Spread, minSpread, maxSpread, "give a standard deviation over its mean (0.1 for 10 %), or 0 if not known")
 	f.float("Link.Goodput", float64(l.Goodput), 1, maxRate, "give bits a second (5e9 for 5 Gbps), or 0 if not measured")
 	f.float("Link.PriorGoodput", float64(l.PriorGoodput), 1, maxRate, "give bits a second, or 0 for no prior")
+	f.float("Link.CodecRatio", l.CodecRatio, 1, 1e6, "give raw bytes over coded ones, or 0 for raw pages")
+	f.float("Link.CodecRate", float64(l.CodecRate), 1, maxRate, "give raw bits a second, or 0 for no bound")
 	f.duration("Link.Age", l.Age, "give the age of the measurement")
 	f.integer("Link.Stripes", int64(l.Stripes), 0, maxCount, "give the number of connections, or 0 for 1")
 	f.integer("Link.WindowPackets", int64(l.WindowPackets), -1<<31, maxTokens, "give packets, 0 for the default, or a negative number for no cap")

@@ -55,18 +55,19 @@ func (a *Agent) greet(ctx context.Context, conn *quic.Conn) (err error) {
 			s.endRepair()
 		}
 	}()
-	link, peer, offer, err := a.identifyLink(s)
+	link, peer, hello, err := a.identifyLink(s)
 	if err == nil {
 		if err = link.admit(); err == nil {
 			defer link.left()
-			err = link.startRepair(s, offer)
+			link.coder.meet(hello.Codecs)
+			err = link.startRepair(s, hello.Repair)
 		}
 	}
 	ack := wire.HelloAnswer{Code: uint16(codeOf(err)), Name: string(a.cfg.Name), Incarnation: a.cfg.Incarnation}
 	if err != nil {
 		ack.Message = clip(err.Error(), wire.MaxMessage)
 	} else {
-		ack.Repair = a.cfg.offerRepair()
+		ack.Repair, ack.Codecs = a.cfg.offerRepair(), codecMask()
 	}
 	body, encErr := wire.AppendHelloAnswer(nil, ack)
 	if encErr != nil {
@@ -82,33 +83,33 @@ func (a *Agent) greet(ctx context.Context, conn *quic.Conn) (err error) {
 }
 
 // identifyLink finds out who dialled and for which link.
-func (a *Agent) identifyLink(s *stripe) (*Link, Peer, wire.Repair, error) {
+func (a *Agent) identifyLink(s *stripe) (*Link, Peer, wire.Hello, error) {
 	p, body, err := readHello(s.stream)
 	if err != nil {
-		return nil, Peer{}, wire.Repair{}, err
+		return nil, Peer{}, wire.Hello{}, err
 	}
 	if p.Version != a.cfg.version {
-		return nil, Peer{}, wire.Repair{}, &VersionError{Ours: a.cfg.version, Theirs: p.Version}
+		return nil, Peer{}, wire.Hello{}, &VersionError{Ours: a.cfg.version, Theirs: p.Version}
 	}
 	h, err := wire.DecodeHello(body)
 	if err != nil {
-		return nil, Peer{}, wire.Repair{}, err
+		return nil, Peer{}, wire.Hello{}, err
 	}
 	certs := s.conn.ConnectionState().TLS.PeerCertificates
 	if len(certs) == 0 { // RequireAndVerifyClientCert
-		return nil, Peer{}, wire.Repair{}, fmt.Errorf("no certificate: %w", ErrPeerIdentity)
+		return nil, Peer{}, wire.Hello{}, fmt.Errorf("no certificate: %w", ErrPeerIdentity)
 	}
 	id, err := a.cfg.Identify(certs[0])
 	if err != nil {
-		return nil, Peer{}, wire.Repair{}, fmt.Errorf("%w: %w", ErrPeerIdentity, err)
+		return nil, Peer{}, wire.Hello{}, fmt.Errorf("%w: %w", ErrPeerIdentity, err)
 	}
 	if id != PeerID(h.Name) {
-		return nil, Peer{}, wire.Repair{}, fmt.Errorf("%w: it calls itself %q, its certificate names %q", ErrPeerIdentity, h.Name, id)
+		return nil, Peer{}, wire.Hello{}, fmt.Errorf("%w: it calls itself %q, its certificate names %q", ErrPeerIdentity, h.Name, id)
 	}
 	s.number = h.Stripe
 	peer := Peer{ID: id, Incarnation: h.Incarnation}
 	l, err := a.acceptedLink(peer, h.Nonce)
-	return l, peer, h.Repair, err
+	return l, peer, h, err
 }
 
 // maxLinks bounds the links that one peer has here at a time: it dials one, and

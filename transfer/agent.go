@@ -33,9 +33,10 @@ type Agent struct {
 	listener *quic.Listener
 	metrics  *metrics
 
-	outBuffers sync.Pool // *chunkBuffer, a chunk each
-	inBuffers  sync.Pool // *chunkBuffer, a page each
-	limiters   limiters  // of tenants
+	outBuffers sync.Pool  // *chunkBuffer, a chunk each
+	inBuffers  sync.Pool  // *chunkBuffer, a page each
+	inCodes    *sync.Pool // *codedPage, a page each
+	limiters   limiters   // of tenants
 
 	// ctx ends with the agent.
 	ctx    context.Context //nolint:containedctx // a lifetime, like net/http's base context
@@ -66,6 +67,7 @@ func Open(cfg Config) (*Agent, error) {
 	a := &Agent{cfg: cfg, quic: cfg.quicConfig()}
 	a.outBuffers.New = func() any { return new(chunkBuffer) }
 	a.inBuffers.New = func() any { return new(chunkBuffer) }
+	a.inCodes = &sync.Pool{New: func() any { return new(codedPage) }}
 	a.mu.closeDone = make(chan struct{})
 	a.mu.memories = make(map[MemoryID]*memory)
 	a.mu.links = make(map[*Link]struct{})

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/quic-go/quic-go"
 
+	"github.com/kvferry/kvferry/transfer/codec"
 	"github.com/kvferry/kvferry/transfer/repair"
 	"github.com/kvferry/kvferry/transfer/udp"
 	"github.com/kvferry/kvferry/transfer/wire"
@@ -97,6 +98,12 @@ type Config struct {
 	// connection can fill 3.8 Gbit/s with the first.
 	ConnWindow, MaxConnWindow int64
 
+	// Codec says how pages that leave here are coded, where the peer can decode it:
+	// CodecAuto, by what the path carries, what the processors have left and what
+	// the pages lose by it; CodecOff, never; or the name of one of package codec, for
+	// all pages that it makes shorter. Pages stay bit for bit what they are. Default
+	// CodecAuto.
+	Codec string
 	// Repair adds parity to what is sent, as much as the path's losses ask for, and
 	// rebuilds what was lost before QUIC misses it; both ends must allow it. See
 	// repair.Config: the zero value adapts, negative Parity is off.
@@ -175,6 +182,9 @@ func (c Config) Validate() error {
 	inRange("StreamWindow", c.StreamWindow, 64<<10, 1<<30)
 	inRange("ConnWindow", c.ConnWindow, 64<<10, 1<<34)
 	inRange("MaxConnWindow", c.MaxConnWindow, 64<<10, 1<<34)
+	if _, err := codec.Parse(c.Codec); err != nil && c.Codec != "" && c.Codec != CodecAuto && c.Codec != CodecOff {
+		errs = append(errs, &FieldError{Field: "Config.Codec", Value: c.Codec, Allowed: "auto, off, or a codec's name", Fix: "leave it empty to have the link choose", Err: err})
+	}
 	if err := c.Repair.Validate(); err != nil {
 		errs = append(errs, &FieldError{Field: "Config.Repair", Value: err, Allowed: "what repair.Config says", Fix: "leave it zero to have it adapt", Err: err})
 	}
@@ -219,6 +229,7 @@ func (c Config) withDefaults() Config {
 	c.StreamWindow = orDefault(c.StreamWindow, wire.MaxChunkBytes+64<<10)
 	c.ConnWindow = orDefault(c.ConnWindow, 32<<20)
 	c.MaxConnWindow = max(orDefault(c.MaxConnWindow, 64<<20), c.ConnWindow)
+	c.Codec = orDefault(c.Codec, CodecAuto)
 	c.Repair = c.Repair.WithDefaults()
 	c.version = orDefault(c.version, wire.Version)
 	return c

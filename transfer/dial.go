@@ -266,7 +266,7 @@ func (l *Link) hello(ctx context.Context, s *stripe) (Peer, error) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = stream.SetDeadline(time.Now()) })
 	defer stop()
-	body, err := wire.AppendHello(nil, wire.Hello{Nonce: l.nonce, Stripe: s.number, Name: string(cfg.Name), Incarnation: cfg.Incarnation, Repair: cfg.offerRepair()})
+	body, err := wire.AppendHello(nil, wire.Hello{Nonce: l.nonce, Stripe: s.number, Name: string(cfg.Name), Incarnation: cfg.Incarnation, Repair: cfg.offerRepair(), Codecs: codecMask()})
 	if err != nil {
 		return Peer{}, fmt.Errorf("encode hello: %w", err)
 	}
@@ -293,6 +293,7 @@ func (l *Link) hello(ctx context.Context, s *stripe) (Peer, error) {
 	if err := l.startRepair(s, a.Repair); err != nil {
 		return Peer{}, err
 	}
+	l.coder.meet(a.Codecs)
 	s.stream = stream
 	return Peer{ID: PeerID(a.Name), Incarnation: a.Incarnation}, nil
 }

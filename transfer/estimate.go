@@ -47,7 +47,7 @@ func (e Estimate) Known() bool { return e.Basis != Unknown }
 // Estimates is what is known of the path of a link, in the direction in which
 // this side receives unless it only sends.
 type Estimates struct {
-	// Goodput is page bytes a second of past reads from the peer, without the first
+	// Goodput is page bytes, coded where they were, a second of past reads from the peer, without the first
 	// round trip and, of the first read, without its first half, in which the
 	// windows open: a moving average that weighs the last read 0.3. Reads that run
 	// side by side count together. The first read of a link is provisional: the
@@ -55,6 +55,10 @@ type Estimates struct {
 	// 1 MiB, and those in which connections lacked chunks most of the time, are
 	// left out.
 	Goodput Estimate
+	// Ratio is page bytes over what they took coded, 1 where none were: a moving
+	// average over past reads that weighs the last one 0.3. Goodput counts pages as
+	// they came, so page bytes land at Goodput times Ratio.
+	Ratio Estimate
 	// Capacity is the most that the path delivered over a window of 50 ms or a
 	// round trip, whichever is longer, among those of the last ten minutes, or the
 	// last 128, in which the sender never lacked chunks: QUIC bytes a second,
@@ -146,6 +150,7 @@ type estimator struct {
 	goodput average
 	old     struct{ capacity, rttMin, rtt, loss average } // remembered
 	ramp    average
+	ratio   average
 	stripes int
 
 	windows []window // a ring, the next one to be overwritten at next
@@ -161,7 +166,7 @@ type estimator struct {
 
 // newEstimator begins with what was remembered.
 func newEstimator(e Estimates, now time.Time) *estimator {
-	m := &estimator{goodput: recall(e.Goodput, now), ramp: recall(e.Ramp, now), stripes: e.Stripes}
+	m := &estimator{goodput: recall(e.Goodput, now), ramp: recall(e.Ramp, now), ratio: recall(e.Ratio, now), stripes: e.Stripes}
 	m.old.capacity, m.old.loss = recall(e.Capacity, now), recall(e.Loss, now)
 	m.old.rttMin, m.old.rtt = recall(e.RTTMin, now), recall(e.RTTSmoothed, now)
 	return m
@@ -301,7 +306,7 @@ func (m *estimator) estimates(now time.Time, rttMin, rtt time.Duration) Estimate
 		return Estimate{Value: d.Seconds(), Spread: max(rtt-rttMin, 0).Seconds(), Samples: 1, Basis: Measured}
 	}
 	return Estimates{
-		Goodput: m.goodput.estimate(now), Capacity: m.capacity(now), Loss: m.loss(now), Ramp: m.ramp.estimate(now), Stripes: m.stripes,
+		Goodput: m.goodput.estimate(now), Ratio: m.ratio.estimate(now), Capacity: m.capacity(now), Loss: m.loss(now), Ramp: m.ramp.estimate(now), Stripes: m.stripes,
 		RTTMin: live(rttMin, &m.old.rttMin), RTTSmoothed: live(rtt, &m.old.rtt),
 	}
 }

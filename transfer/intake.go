@@ -38,6 +38,7 @@ type intake struct {
 	state      []uint8
 	done       int
 	bytesDone  int64
+	wireDone   int64 // what those took on their way, headers not counted
 	again      map[int]*asked
 	lost       []uint32 // stripes that were lost on the way
 	retried    int
@@ -81,9 +82,17 @@ func (in *intake) check(h *wire.ChunkHeader) error {
 	return nil
 }
 
+// arrived is a page that has come.
+type arrived struct {
+	b    []byte
+	sum  uint32 // announced
+	wire int    // bytes that it took, coded or not
+	err  error  // it could not be decoded; wraps ErrChecksumMismatch
+}
+
 // land verifies one page and places it. It reports whether the page must be
 // asked for again; over says that the transfer takes no more.
-func (in *intake) land(pair, page int, p []byte, sum uint32) (bad, over bool) {
+func (in *intake) land(pair, page int, p arrived) (bad, over bool) {
 	n := in.base[pair] + page
 	in.Lock()
 	if in.decided {
@@ -101,7 +110,7 @@ func (in *intake) land(pair, page int, p []byte, sum uint32) (bad, over bool) {
 	in.Unlock()
 	defer in.leave()
 
-	err := in.place(pair, page, p, sum)
+	err := in.place(pair, page, p)
 	in.Lock()
 	if err != nil {
 		in.state[n] = pageMissing
@@ -119,9 +128,10 @@ func (in *intake) land(pair, page int, p []byte, sum uint32) (bad, over bool) {
 	}
 	in.state[n] = pageVerified
 	in.done++
-	in.bytesDone += int64(len(p))
+	in.bytesDone += int64(len(p.b))
+	in.wireDone += int64(p.wire)
 	in.lastAt, in.queue = time.Now(), Queue{}
-	landed := in.link.landed.Add(int64(len(p)))
+	landed := in.link.landed.Add(int64(p.wire))
 	if in.done == 1 {
 		in.first = mark{at: in.lastAt, landed: landed}
 	}
@@ -140,13 +150,17 @@ func (in *intake) land(pair, page int, p []byte, sum uint32) (bad, over bool) {
 	return false, complete
 }
 
-func (in *intake) place(pair, page int, p []byte, sum uint32) error {
+func (in *intake) place(pair, page int, p arrived) error {
 	mem := in.mems[pair]
 	if !mem.enter() {
 		return &ChunkError{Transfer: in.key.id, Pair: pair, Page: page, Err: ErrUnknownMemory}
 	}
 	defer mem.leave()
-	if err := mem.Sink.LandPage(pair, in.descs[pair], page, p, sum); err != nil {
+	err := p.err
+	if err == nil {
+		err = mem.Sink.LandPage(pair, in.descs[pair], page, p.b, p.sum)
+	}
+	if err != nil {
 		return &ChunkError{Transfer: in.key.id, Pair: pair, Page: page, Err: err}
 	}
 	return nil

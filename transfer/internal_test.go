@@ -429,7 +429,7 @@ func TestLandAllocs(t *testing.T) {
 	page := make([]byte, 64)
 	n := 0
 	if avg := testing.AllocsPerRun(1000, func() {
-		if bad, _ := in.land(0, n, page, plainSum(0, n, page)); bad {
+		if bad, _ := in.land(0, n, arrived{b: page, sum: plainSum(0, n, page), wire: len(page)}); bad {
 			t.Fatal("page refused")
 		}
 		n++

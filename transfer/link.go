@@ -46,7 +46,8 @@ type Link struct {
 	losses *repair.Estimator // of what goes to the peer, all stripes
 
 	streams atomic.Int64 // chunk streams open here, in both directions
-	landed  atomic.Int64 // page bytes of all intakes
+	landed  atomic.Int64 // page bytes of all intakes, as they came: coded or not
+	coder   coder
 
 	mu struct {
 		sync.Mutex
@@ -88,6 +89,7 @@ func newLink(a *Agent, want PeerID, nonce wire.Nonce, addr net.Addr, known Estim
 	l.sched.init(a.cfg.schedulerRules(), l.tellQueued)
 	l.out.init()
 	l.hedges.init()
+	l.coder.mode = a.cfg.Codec
 	l.mu.peer.ID = want
 	l.mu.path.est, l.mu.path.policy = newEstimator(known, l.started), newStripePolicy(a.cfg.Stripes, known.Stripes)
 	l.mu.stripes = make(map[uint32]*stripe)

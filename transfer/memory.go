@@ -6,6 +6,7 @@ import (
 	"math"
 	"sync"
 
+	"github.com/kvferry/kvferry/transfer/codec"
 	"github.com/kvferry/kvferry/transfer/wire"
 )
 
@@ -27,6 +28,9 @@ type Memory struct {
 	PageBytes int
 	// Length of the memory in bytes.
 	Length int64
+	// Element is what pages hold, for the choice of a codec. Default codec.Bytes: not
+	// known.
+	Element codec.Element
 	// Source gives the pages out. Nil: nothing can be sent from this memory.
 	Source Source
 	// Sink takes pages in. Nil: nothing lands in this memory.

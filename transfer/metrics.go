@@ -12,6 +12,7 @@ type metrics struct {
 	all        []prometheus.Collector
 
 	bytesSent, bytesReceived              prometheus.Counter
+	codedPages, codedWire                 prometheus.Counter
 	mismatches, retries, duplicates, late prometheus.Counter
 	hedged                                prometheus.Counter
 	links, stripes, streams               prometheus.Gauge
@@ -31,6 +32,8 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		return g
 	}
 	m.bytesSent = counter("sent_bytes_total", "Page bytes written to connections, repeats included.")
+	m.codedPages = counter("coded_page_bytes_total", "Page bytes that left coded, repeats included.")
+	m.codedWire = counter("coded_wire_bytes_total", "Bytes that those pages took when coded.")
 	m.bytesReceived = counter("received_bytes_total", "Page bytes read from connections, repeats included.")
 	m.mismatches = counter("checksum_mismatches_total", "Pages that did not verify.")
 	m.retries = counter("page_retries_total", "Pages asked for again.")

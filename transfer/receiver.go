@@ -94,15 +94,22 @@ func (l *Link) receivePages(s *stripe, stream *quic.ReceiveStream, in *intake, h
 	}
 	in.received.Add(int64(wire.ChunkFixedBytes + 4*pages))
 	page := buf.b[:pageBytes]
+	c := pageReader{coded: h.Codec == wire.CodecPages, left: int(h.WireLength), codes: l.agent.inCodes}
+	defer c.close()
 	var bad []int
 	for i := range pages {
-		if _, err := io.ReadFull(stream, page); err != nil {
+		p, err := c.next(stream, page)
+		if errors.Is(err, ErrProtocol) {
+			return err
+		}
+		if err != nil {
 			in.ask(wire.ReasonBadPage, s.number, bad)
 			return l.broken(s, in, pair, first+i, pages-i, err)
 		}
 		l.agent.metrics.bytesReceived.Add(float64(pageBytes))
-		in.received.Add(int64(pageBytes))
-		again, over := in.land(pair, first+i, page, buf.sums[i])
+		in.received.Add(int64(p.wire + c.header()))
+		p.sum = buf.sums[i]
+		again, over := in.land(pair, first+i, p)
 		if over && i < pages-1 {
 			stream.CancelRead(quic.StreamErrorCode(CodeCancelled))
 			return nil
@@ -113,6 +120,9 @@ func (l *Link) receivePages(s *stripe, stream *quic.ReceiveStream, in *intake, h
 	}
 	in.ask(wire.ReasonBadPage, s.number, bad)
 	in.report()
+	if c.left != 0 {
+		return fmt.Errorf("chunk of transfer %d has %d bytes besides its pages: %w", h.Transfer, c.left, ErrProtocol)
+	}
 	// The end of the stream has to be read for its credit to return.
 	if n, err := stream.Read(page[:1]); n != 0 || err == nil {
 		return fmt.Errorf("bytes after a chunk of transfer %d: %w", h.Transfer, ErrProtocol)

@@ -297,7 +297,7 @@ func (t *Transfer) ended(err error, byPeer bool) {
 // counted.
 func (l *Link) sampleGoodput(in *intake) {
 	in.Lock()
-	own, first, half, last, held := in.bytesDone, in.first, in.half, in.lastAt, in.held
+	own, wireDone, first, half, last, held := in.bytesDone, in.wireDone, in.first, in.half, in.lastAt, in.held
 	in.Unlock()
 	if held { // it says how long others took, not what the link can do
 		return
@@ -315,6 +315,7 @@ func (l *Link) sampleGoodput(in *intake) {
 		starved = float64(m.hungry-in.hungry) / float64(watched)
 	}
 	if own > minGoodputBytes {
+		m.est.ratio.add(float64(own)/float64(wireDone), time.Now(), false)
 		m.est.transferEnded(landed-from.landed, last.Sub(from.at), starved, time.Now())
 	}
 }

@@ -60,7 +60,7 @@ var rules = []rule{
 		reason: "the wire format is pure encoding and decoding over bytes",
 	},
 	{
-		pkg: "transfer/codec", onlyOthers: []string{"github.com/klauspost/compress"}, planned: true,
+		pkg: "transfer/codec", onlyOthers: []string{"github.com/klauspost/compress"},
 		reason: "codecs are pure functions over bytes",
 	},
 	{

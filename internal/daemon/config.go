@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvferry/kvferry/internal/engineload"
 	"github.com/kvferry/kvferry/transfer"
+	"github.com/kvferry/kvferry/transfer/codec"
 )
 
 // Config is everything kvferryd can be told. Zero means the documented default everywhere; negative means off where a
@@ -123,6 +124,10 @@ type LinkConfig struct {
 	// Repair is "auto" for parity beside the packets where the path loses some, as much as it loses, or "off". Both ends must
 	// have it on. Default "auto".
 	Repair string `yaml:"repair"`
+	// Codec says how pages that leave here are coded, without loss: "auto" where that makes a fetch faster, by what the link carries and
+	// the pages lose; "off"; or the name of one, for all: "huff", "split4" (BF16), "huff16" (FP16), "huff8" (FP8), "zstd". The peer
+	// must be able to decode it. Default "auto".
+	Codec string `yaml:"codec"`
 	// MaxRate bounds what is sent to each peer, page bytes a second, up to 1e15. Default 0: no bound.
 	MaxRate int64 `yaml:"max_rate"`
 }
@@ -197,7 +202,7 @@ func (c Config) WithDefaults() Config {
 	c.Link.ConnectTimeout = orDefault(c.Link.ConnectTimeout, 5*time.Second)
 	c.Link.ProgressTimeout = orDefault(c.Link.ProgressTimeout, 10*time.Second)
 	c.Link.RoundTrips = orDefault(c.Link.RoundTrips, 3)
-	c.Link.Repair = orDefault(c.Link.Repair, repairAuto)
+	c.Link.Repair, c.Link.Codec = orDefault(c.Link.Repair, repairAuto), orDefault(c.Link.Codec, transfer.CodecAuto)
 	c.Migration.Deadline = orDefault(c.Migration.Deadline, 10*time.Minute)
 	c.Migration.MaxActive = orDefault(c.Migration.MaxActive, 64)
 	c.Migration.LeaseTTL = orDefault(c.Migration.LeaseTTL, 30*time.Second)
@@ -269,6 +274,8 @@ func (c Config) Validate() error {
 	check(c.Arena.Group >= 0, "arena.group", c.Arena.Group, "0 (the daemon's own group) or a numeric group id")
 	check(c.Link.Stripes >= 0 && c.Link.Stripes <= transfer.MaxStripes, "link.stripes", c.Link.Stripes, "1 to 64, or 0 for as many as the path needs")
 	check(c.Link.RoundTrips > 0 && c.Link.RoundTrips <= 100, "link.round_trips", c.Link.RoundTrips, "above 0 and at most 100")
+	_, codecErr := codec.Parse(c.Link.Codec)
+	check(codecErr == nil || c.Link.Codec == transfer.CodecAuto || c.Link.Codec == transfer.CodecOff, "link.codec", fmt.Sprintf("%q", c.Link.Codec), `"auto", "off", "huff", "split4", "huff16", "huff8", "zstd" or "raw"`)
 	check(c.Link.Repair == repairAuto || c.Link.Repair == off, "link.repair", fmt.Sprintf("%q", c.Link.Repair), `"auto" or "off"`)
 	for _, d := range []struct {
 		field        string

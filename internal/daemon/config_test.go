@@ -22,7 +22,7 @@ func good() Config {
 		TLS:       TLSConfig{CA: "ca", Cert: "cert", Key: "key"},
 		Peers:     []PeerConfig{{Node: "b", Region: "r2", Address: "b.example:7441", PriorBps: 2.5e9}, {Node: "c", Region: "r3", Address: "1.2.3.4:7441", PriorBps: -1}},
 		Arena:     ArenaConfig{Dir: "/dev/shm", Bytes: 1 << 30, MaxBytes: 1 << 31, Lock: &lock, Group: 7},
-		Link:      LinkConfig{Stripes: 3, ConnectTimeout: time.Second, ProgressTimeout: 90 * time.Second, RoundTrips: 1.5, Repair: "off", MaxRate: 1e9},
+		Link:      LinkConfig{Stripes: 3, ConnectTimeout: time.Second, ProgressTimeout: 90 * time.Second, RoundTrips: 1.5, Repair: "off", Codec: "huff", MaxRate: 1e9},
 		Tenants:   map[string]TenantConfig{"": {Weight: 0.5}, "acme": {Weight: 2, MaxRate: 5e8}},
 		Migration: MigrationConfig{Deadline: time.Hour, MaxActive: 5, LeaseTTL: 1500 * time.Millisecond, CallTimeout: 2 * time.Second, Keep: 9},
 		GPU:       GPUConfig{Enabled: &lock, Interval: 2 * time.Second, PrefillBytes: 1 << 30},
@@ -60,6 +60,7 @@ func TestConfigValidate(t *testing.T) {
 		{"arena.dir", func(c *Config) { c.Arena.Dir = "shm" }},
 		{"arena.group", func(c *Config) { c.Arena.Group = -1 }},
 		{"link.stripes", func(c *Config) { c.Link.Stripes = 65 }},
+		{"link.codec", func(c *Config) { c.Link.Codec = "on" }},
 		{"link.repair", func(c *Config) { c.Link.Repair = "on" }},
 		{"link.stripes", func(c *Config) { c.Link.Stripes = -1 }},
 		{"link.round_trips", func(c *Config) { c.Link.RoundTrips = math.NaN() }},
@@ -163,12 +164,12 @@ func configFields(err error) []string {
 func TestConfigErrorsAreOrdered(t *testing.T) {
 	bad := Config{
 		Listen: ListenConfig{Unix: "x", GRPC: "x", QUIC: "x", Admin: "x"}, Peers: []PeerConfig{{}},
-		Arena: ArenaConfig{Dir: "x", Bytes: -1, MaxBytes: -1, Group: -1}, Link: LinkConfig{Stripes: -1, ConnectTimeout: -1, ProgressTimeout: -1, RoundTrips: -1, Repair: "x"},
+		Arena: ArenaConfig{Dir: "x", Bytes: -1, MaxBytes: -1, Group: -1}, Link: LinkConfig{Stripes: -1, ConnectTimeout: -1, ProgressTimeout: -1, RoundTrips: -1, Repair: "x", Codec: "x"},
 		Migration: MigrationConfig{Deadline: -1, MaxActive: -1, LeaseTTL: -1, CallTimeout: -1, Keep: -1}, StateDir: "x", LogLevel: "x",
 	}.WithDefaults()
 	want := []string{
 		"node.id", "node.region", "listen.unix", "listen.grpc", "listen.admin", "listen.quic", "arena.bytes", "arena.max_bytes", "arena.dir", "arena.group",
-		"link.stripes", "link.round_trips", "link.repair", "link.connect_timeout", "link.progress_timeout", "migration.deadline", "migration.lease_ttl",
+		"link.stripes", "link.round_trips", "link.codec", "link.repair", "link.connect_timeout", "link.progress_timeout", "migration.deadline", "migration.lease_ttl",
 		"migration.call_timeout", "migration.max_active", "migration.keep", "state_dir", "log_level",
 		"peers[0].node", "peers[0].region", "peers[0].address", "peers[0].node",
 	}
@@ -196,7 +197,7 @@ func TestConfigDefaults(t *testing.T) {
 		Node: in.Node, Listen: ListenConfig{Unix: "/run/kvferry/kvferry.sock", GRPC: "0.0.0.0:7440", QUIC: "0.0.0.0:7441", Admin: "127.0.0.1:7442"},
 		Peers:     []PeerConfig{{Node: "b", Region: "r", Address: "h:1", PriorBps: 1e9}},
 		Arena:     ArenaConfig{Dir: "/dev/shm", Bytes: 4 << 30, MaxBytes: 256 << 30, Lock: &lock},
-		Link:      LinkConfig{ConnectTimeout: 5 * time.Second, ProgressTimeout: 10 * time.Second, RoundTrips: 3, Repair: "auto"},
+		Link:      LinkConfig{ConnectTimeout: 5 * time.Second, ProgressTimeout: 10 * time.Second, RoundTrips: 3, Repair: "auto", Codec: "auto"},
 		Migration: MigrationConfig{Deadline: 10 * time.Minute, MaxActive: 64, LeaseTTL: 30 * time.Second, CallTimeout: 5 * time.Second, Keep: 1024},
 		GPU:       GPUConfig{Enabled: &lock, Interval: time.Second},
 		Engines:   []EngineConfig{},

@@ -223,6 +223,7 @@ func (d *Daemon) openAgent(parts Parts) error {
 		Name: transfer.PeerID(d.cfg.Node.ID), Incarnation: d.incarnation, Conn: conn, DialPacket: parts.DialPacket, TLS: parts.TLS, Identify: identify,
 		Stripes: d.cfg.Link.Stripes, Recall: d.paths.recall, ConnectTimeout: d.cfg.Link.ConnectTimeout, ProgressTimeout: d.cfg.Link.ProgressTimeout,
 		Repair:  lost,
+		Codec:   d.cfg.Link.Codec,
 		Handler: d.answerPeer, OnServed: d.served, Share: d.share, MaxRate: d.cfg.Link.MaxRate,
 		Logger: d.log, Registerer: d.registry,
 	})

@@ -16,6 +16,7 @@ import (
 	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 	"github.com/kvferry/kvferry/transfer"
+	"github.com/kvferry/kvferry/transfer/codec"
 )
 
 // engine is one registered engine: an arena, and the processes that write into it. It outlives its processes, so that
@@ -279,13 +280,18 @@ func (r *engines) open(reg registration) (*engine, error) {
 	e.mu.logs = map[*landedLog]struct{}{}
 	mem := &arenaMemory{arena: arena, stride: uint64(reg.layout.Stride()), page: uint64(reg.layout.PageBytes()), offers: r.offers}
 	e.memory, err = r.agent.Register(transfer.Memory{
-		PageBytes: int(reg.layout.PageBytes()), Length: int64(arena.Slots()) * reg.layout.Stride(), Source: mem, Sink: mem,
+		PageBytes: int(reg.layout.PageBytes()), Length: int64(arena.Slots()) * reg.layout.Stride(), Source: mem, Sink: mem, Element: elements[reg.layout.DType],
 	})
 	if err != nil {
 		_ = arena.Close()
 		return nil, fmt.Errorf("register arena of engine %q: %w", reg.id, err)
 	}
 	return e, nil
+}
+
+// elements is what pages of a layout hold, for the choice of their codec.
+var elements = map[kvstore.DType]codec.Element{
+	kvstore.DTypeBF16: codec.BF16, kvstore.DTypeFP16: codec.FP16, kvstore.DTypeFP8E4M3: codec.FP8, kvstore.DTypeFP8E5M2: codec.FP8,
 }
 
 // invalidate tells the engine whose arena a is that it must not use blocks which it may have leased or keep a copy of.

@@ -151,6 +151,7 @@ func (l *links) past(peer transfer.PeerID, link planner.Link) pastFetches {
 		return planner.Fetch(planner.Request{MissingBytes: planner.Bytes(bytes), RoundTrips: l.cfg.Link.RoundTrips}, planner.Model{}, link).Seconds
 	}
 	line, ok := f.slope(now)
+	line *= max(link.CodecRatio, 1) // seconds a byte on the wire
 	if r := planner.Rate(8 / line); !ok || r > lineTrust*measured || r < measured/lineTrust {
 		return f.sum(now, price)
 	}

@@ -75,14 +75,14 @@ func TestPathsFile(t *testing.T) {
 
 	// What is not ours is dropped, and replaced.
 	for name, content := range map[string]string{
-		"empty": "", "not JSON": "x", "another version": `{"version":2,"paths":[]}`, "something follows": `{"version":1,"paths":[]} {}`, "unknown key": `{"version":1,"paths":[],"z":1}`,
-		"no peer":          `{"version":1,"paths":[{"peer":"","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{},{}]}]}`,
-		"five numbers":     `{"version":1,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{}]}]}`,
-		"too many stripes": `{"version":1,"paths":[{"peer":"a","unix_seconds":1,"stripes":65,"numbers":[{},{},{},{},{},{}]}]}`,
-		"negative":         `{"version":1,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":-1,"samples":1},{},{},{},{},{}]}]}`,
-		"no samples":       `{"version":1,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":1},{},{},{},{},{}]}]}`,
-		"loss above one":   `{"version":1,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{"value":2,"samples":1},{}]}]}`,
-		"ancient":          `{"version":1,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":2,"samples":1,"age_seconds":1e18},{},{},{},{},{}]}]}`,
+		"empty": "", "not JSON": "x", "another version": `{"version":9,"paths":[]}`, "something follows": `{"version":2,"paths":[]} {}`, "unknown key": `{"version":2,"paths":[],"z":1}`,
+		"no peer":          `{"version":2,"paths":[{"peer":"","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{},{},{}]}]}`,
+		"five numbers":     `{"version":2,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{}]}]}`,
+		"too many stripes": `{"version":2,"paths":[{"peer":"a","unix_seconds":1,"stripes":65,"numbers":[{},{},{},{},{},{},{}]}]}`,
+		"negative":         `{"version":2,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":-1,"samples":1},{},{},{},{},{},{}]}]}`,
+		"no samples":       `{"version":2,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":1},{},{},{},{},{},{}]}]}`,
+		"loss above one":   `{"version":2,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{"value":2,"samples":1},{},{}]}]}`,
+		"ancient":          `{"version":2,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":2,"samples":1,"age_seconds":1e18},{},{},{},{},{},{}]}]}`,
 		"too long":         strings.Repeat(" ", maxPathsBytes+1),
 	} {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
@@ -104,8 +104,8 @@ func TestPathsFile(t *testing.T) {
 
 // FuzzPaths: the decoder never panics, and what it accepts comes back from what is written of it.
 func FuzzPaths(f *testing.F) {
-	f.Add([]byte(`{"version":1,"paths":[]}`))
-	f.Add([]byte(`{"version":1,"paths":[{"peer":"a","unix_seconds":1733000000,"stripes":3,"numbers":[{"value":1e8,"spread":5,"samples":3,"age_seconds":1.5},{},{},{},{"value":1e-3,"samples":1},{}]}]}`))
+	f.Add([]byte(`{"version":2,"paths":[]}`))
+	f.Add([]byte(`{"version":2,"paths":[{"peer":"a","unix_seconds":1733000000,"stripes":3,"numbers":[{"value":1e8,"spread":5,"samples":3,"age_seconds":1.5},{},{},{},{"value":1e-3,"samples":1},{},{}]}]}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		known, err := decodePaths(b)
 		if err != nil {
@@ -211,13 +211,15 @@ func TestPathsBounds(t *testing.T) {
 		"smoothed of an age":    {3, number("1e300", "0"), false},
 		"loses more than all":   {4, number("1.5", "0"), false},
 		"ramp of a day":         {5, number("86400", "0"), false},
+		"ratio":                 {6, number("1.45", "0.1"), true},
+		"coded to more":         {6, number("0.9", "0"), false},
 	} {
-		numbers := make([]string, 6)
+		numbers := make([]string, 7)
 		for i := range numbers {
 			numbers[i] = unknown
 		}
 		numbers[c.at] = c.number
-		text := `{"version":1,"paths":[{"peer":"a","unix_seconds":1790000000,"stripes":4,"numbers":[` + strings.Join(numbers, ",") + `]}]}`
+		text := `{"version":2,"paths":[{"peer":"a","unix_seconds":1790000000,"stripes":4,"numbers":[` + strings.Join(numbers, ",") + `]}]}`
 		if _, err := decodePaths([]byte(text)); (err == nil) != c.good {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -64,6 +64,7 @@ func (d *Daemon) linkInputs(link *transfer.Link, backlog int64) planner.Link {
 	}
 	if st.GoodputKnown && st.GoodputAge <= goodputMaxAge {
 		out.Goodput, out.Age, out.Source = planner.Rate(8*st.Goodput), st.GoodputAge, "past transfers on this link"
+		out.CodecRatio = codecRatio(st.Estimates.Ratio)
 		past := d.links.past(link.Peer().ID, out)
 		out.FixedSeconds, out.FixedSource, out.Spread = past.fixed, past.source, past.spread
 		if past.rate > 0 {
@@ -74,6 +75,7 @@ func (d *Daemon) linkInputs(link *transfer.Link, backlog int64) planner.Link {
 	out.Cold = true
 	if g := st.Estimates.Goodput; g.Basis == transfer.Persisted && g.Age <= goodputMaxAge {
 		out.Goodput, out.Age, out.Source = planner.Rate(8*g.Value), g.Age, "past transfers on an earlier link"
+		out.CodecRatio = codecRatio(st.Estimates.Ratio)
 		return out
 	}
 	if p := d.links.peers[link.Peer().ID]; p.PriorBps > 0 {
@@ -81,6 +83,17 @@ func (d *Daemon) linkInputs(link *transfer.Link, backlog int64) planner.Link {
 	}
 	return out
 }
+
+// codecRatio is what pages lose on the link by coding; 0: nothing is known, or they lose next to nothing.
+func codecRatio(e transfer.Estimate) float64 {
+	if !e.Known() || e.Value < leastCodecRatio {
+		return 0
+	}
+	return e.Value
+}
+
+// leastCodecRatio is the least that pages coded at all lose.
+const leastCodecRatio = 1.01
 
 // Evaluate prices modes from plain numbers: PlannerService.Evaluate without a daemon.
 func Evaluate(req *pb.EvaluateRequest) (*pb.EvaluateResponse, error) {

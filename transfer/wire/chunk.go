@@ -22,8 +22,44 @@ const (
 // Codec says how a chunk's payload is encoded.
 type Codec uint8
 
-// CodecRaw leaves the pages as they are. It is the only codec.
-const CodecRaw Codec = 0
+const (
+	// CodecRaw leaves the pages as they are.
+	CodecRaw Codec = 0
+	// CodecPages puts a PageHeader before each page, which says how that page is
+	// coded and how long it is.
+	CodecPages Codec = 1
+)
+
+// PageHeaderBytes is the size of a PageHeader.
+const PageHeaderBytes = 4
+
+// A PageHeader precedes each page of a chunk with CodecPages: a byte that names the
+// page's codec, 0 for none, and its coded length in three.
+type PageHeader struct {
+	Codec  uint8
+	Length uint32 // bytes that follow, 1 to MaxChunkBytes
+}
+
+// AppendPageHeader appends h to b.
+func AppendPageHeader(b []byte, h PageHeader) []byte {
+	return append(b, h.Codec, byte(h.Length>>16), byte(h.Length>>8), byte(h.Length))
+}
+
+// DecodePageHeader decodes exactly one header of a page of pageBytes bytes, which
+// no codec may make longer and which is whole without one.
+func DecodePageHeader(b []byte, pageBytes int) (PageHeader, error) {
+	if len(b) != PageHeaderBytes {
+		return PageHeader{}, malformed("page header", "bytes", len(b), "4")
+	}
+	h := PageHeader{Codec: b[0], Length: uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])}
+	switch {
+	case h.Length == 0 || int64(h.Length) > int64(pageBytes):
+		return PageHeader{}, malformed("page header", "length", h.Length, fmt.Sprintf("1 to the page's %d", pageBytes))
+	case h.Codec == 0 && int64(h.Length) != int64(pageBytes):
+		return PageHeader{}, malformed("page header", "length", h.Length, fmt.Sprintf("the page's %d without a codec", pageBytes))
+	}
+	return h, nil
+}
 
 // A ChunkHeader precedes the payload of a chunk. The checksums that follow its
 // fixed part are decoded by DecodeSums into a caller's slice, so that no chunk
@@ -36,7 +72,7 @@ type ChunkHeader struct {
 	Pair       uint32 // descriptor index, below MaxDescs
 	FirstPage  uint32 // in the descriptor
 	RawLength  uint32 // bytes, a multiple of Pages, at most MaxChunkBytes
-	WireLength uint32 // bytes; equal to RawLength with CodecRaw
+	WireLength uint32 // bytes that follow; RawLength with CodecRaw, at most that and a PageHeader a page else
 }
 
 // Bytes returns the size of the encoded header with its checksums.
@@ -49,8 +85,8 @@ func ChunkBytes(pages int) int { return ChunkFixedBytes + 4*pages }
 func (h *ChunkHeader) Validate() error {
 	const frame = "chunk header"
 	switch {
-	case h.Codec != CodecRaw:
-		return malformed(frame, "codec", h.Codec, "0 (raw)")
+	case h.Codec > CodecPages:
+		return malformed(frame, "codec", h.Codec, "0 (raw) or 1 (each page says)")
 	case h.Flags&^FlagChunkOwn != 0:
 		return malformed(frame, "flags", h.Flags, "0 or 1")
 	case h.Pages == 0 || h.Pages > MaxChunkPages:
@@ -61,8 +97,10 @@ func (h *ChunkHeader) Validate() error {
 		return malformed(frame, "first page", h.FirstPage, "at most 16777216 pages in all")
 	case h.RawLength == 0 || h.RawLength > MaxChunkBytes || h.RawLength%h.Pages != 0:
 		return malformed(frame, "raw length", h.RawLength, "a multiple of pages, 1 to 4194304")
-	case h.WireLength != h.RawLength:
+	case h.Codec == CodecRaw && h.WireLength != h.RawLength:
 		return malformed(frame, "wire length", h.WireLength, "the raw length")
+	case h.Codec == CodecPages && (h.WireLength < h.Pages*(PageHeaderBytes+1) || h.WireLength > h.RawLength+h.Pages*PageHeaderBytes):
+		return malformed(frame, "wire length", h.WireLength, "5 bytes a page to the raw length and 4 bytes a page")
 	}
 	return nil
 }

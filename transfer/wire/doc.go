@@ -32,6 +32,7 @@
 //	..     1+n  incarnation: length, UTF-8 bytes
 //	..     1    repair: highest version, 0 none
 //	..     2    repair: packets remembered, 128 to 4096; 0 with version 0
+//	..     8    codecs that it decodes: bit n for codec n of package codec
 //
 // # Hello answer, follows the preamble from the listener
 //
@@ -40,6 +41,7 @@
 //	..     1+n  incarnation
 //	..     2+n  message: why it was refused, and what to do
 //	..     3    repair: as in the hello
+//	..     8    codecs: as in the hello
 //
 // # Control frame header, 16 bytes, then the payload
 //
@@ -116,15 +118,20 @@
 // # Chunk header, 32 bytes and 4 a page, then the chunk's payload
 //
 //	0      1    chunk format version, 1
-//	1      1    codec: 0 raw, and no other
+//	1      1    codec: 0 raw, 1 each page says
 //	2      2    flags: bit 0 FlagChunkOwn, the transfer's id was issued by the chunk's sender
 //	4      4    pages n, 1 to MaxChunkPages
 //	8      8    transfer id
 //	16     4    descriptor index
 //	20     4    first page in the descriptor
 //	24     4    raw bytes of the pages, at most MaxChunkBytes
-//	28     4    bytes on the wire; with codec raw equal to the raw bytes
-//	32     4n   checksum of each page
+//	28     4    bytes that follow the checksums; with codec raw equal to the raw bytes
+//	32     4n   checksum of each page, before it is coded
+//
+// # Page header, 4 bytes before each page of a chunk with codec 1
+//
+//	0      1    codec of the page, 0 none
+//	1      3    bytes that follow: at most those of the page, and as many with codec 0
 //
 // # Concurrency
 //
@@ -132,5 +139,5 @@
 //
 // # Limitations
 //
-// One protocol version. Codec raw only; the codec byte keeps the place of others.
+// One protocol version.
 package wire

@@ -7,7 +7,7 @@ import (
 )
 
 // Version is the protocol version that this package speaks.
-const Version = 2
+const Version = 3
 
 // ErrMalformed is matched by every decoding and validation error of this
 // package.

@@ -15,6 +15,7 @@ type Hello struct {
 	Name        string // 1 to MaxName bytes of UTF-8
 	Incarnation string // 1 to MaxName bytes of UTF-8
 	Repair      Repair
+	Codecs      uint64 // pages that it can decode: bit n for codec n of package codec
 }
 
 // Repair is what one side offers for repair of lost packets below QUIC; both must
@@ -52,6 +53,7 @@ type HelloAnswer struct {
 	Incarnation string
 	Message     string // at most MaxMessage bytes of UTF-8; "" when accepted
 	Repair      Repair
+	Codecs      uint64 // as in Hello
 }
 
 // Validate reports the first field that cannot be sent.
@@ -90,7 +92,7 @@ func AppendHello(b []byte, h Hello) ([]byte, error) {
 	b = append(b, h.Nonce[:]...)
 	b = binary.BigEndian.AppendUint32(b, h.Stripe)
 	b = appendShort(b, h.Name)
-	return appendRepair(appendShort(b, h.Incarnation), h.Repair), nil
+	return binary.BigEndian.AppendUint64(appendRepair(appendShort(b, h.Incarnation), h.Repair), h.Codecs), nil
 }
 
 // DecodeHello decodes exactly one hello.
@@ -102,6 +104,7 @@ func DecodeHello(b []byte) (Hello, error) {
 	h.Name = c.short("name")
 	h.Incarnation = c.short("incarnation")
 	h.Repair = c.repair()
+	h.Codecs = c.u64("codecs")
 	if err := c.end(); err != nil {
 		return Hello{}, err
 	}
@@ -117,7 +120,7 @@ func AppendHelloAnswer(b []byte, a HelloAnswer) ([]byte, error) {
 	b = appendShort(b, a.Name)
 	b = appendShort(b, a.Incarnation)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(a.Message)))
-	return appendRepair(append(b, a.Message...), a.Repair), nil
+	return binary.BigEndian.AppendUint64(appendRepair(append(b, a.Message...), a.Repair), a.Codecs), nil
 }
 
 // DecodeHelloAnswer decodes exactly one hello answer.
@@ -126,6 +129,7 @@ func DecodeHelloAnswer(b []byte) (HelloAnswer, error) {
 	a := HelloAnswer{Code: c.u16("code"), Name: c.short("name"), Incarnation: c.short("incarnation")}
 	a.Message = string(c.take(int(c.u16("message length")), "message"))
 	a.Repair = c.repair()
+	a.Codecs = c.u64("codecs")
 	if err := c.end(); err != nil {
 		return HelloAnswer{}, err
 	}

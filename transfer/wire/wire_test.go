@@ -138,6 +138,8 @@ var forms = []form{
 			return b, wire.PutChunkHeader(b, &c.H, c.Sums)
 		},
 		[]any{
+			chunk{wire.ChunkHeader{Codec: wire.CodecPages, Pages: 2, Transfer: 5, RawLength: 200, WireLength: 10}, []uint32{7, 8}},
+			chunk{wire.ChunkHeader{Codec: wire.CodecPages, Pages: 2, Transfer: 5, RawLength: 200, WireLength: 208}, []uint32{7, 8}},
 			chunk{wire.ChunkHeader{Pages: 1, Transfer: 5, Pair: 2, FirstPage: 3, RawLength: wire.MaxChunkBytes, WireLength: wire.MaxChunkBytes}, []uint32{7}},
 			chunk{wire.ChunkHeader{Flags: wire.FlagChunkOwn, Pages: 3, Transfer: 1<<64 - 1, Pair: wire.MaxDescs - 1, FirstPage: wire.MaxPages - 3, RawLength: 3, WireLength: 3}, []uint32{0, 1, 1<<32 - 1}},
 		},
@@ -232,7 +234,7 @@ func TestRefused(t *testing.T) {
 		{"metadata", "ids descend", wire.Metadata{Name: "a", Incarnation: "b", Memories: []wire.Memory{{ID: 2, PageBytes: 1}, {ID: 2, PageBytes: 1}}}},
 		{"metadata", "page", wire.Metadata{Name: "a", Incarnation: "b", Memories: []wire.Memory{{PageBytes: wire.MaxChunkBytes + 1}}}},
 		{"metadata", "length", wire.Metadata{Name: "a", Incarnation: "b", Memories: []wire.Memory{{PageBytes: 1, Length: 1 << 63}}}},
-		{"chunk header", "codec", chunkWith(func(h *wire.ChunkHeader) { h.Codec = 1 })},
+		{"chunk header", "codec", chunkWith(func(h *wire.ChunkHeader) { h.Codec = 2 })},
 		{"chunk header", "flags", chunkWith(func(h *wire.ChunkHeader) { h.Flags = 2 })},
 		{"chunk header", "pages", chunkWith(func(h *wire.ChunkHeader) { h.Pages = wire.MaxChunkPages + 1 })},
 		{"chunk header", "no pages", chunkWith(func(h *wire.ChunkHeader) { h.Pages = 0 })},
@@ -242,6 +244,8 @@ func TestRefused(t *testing.T) {
 		{"chunk header", "raw", chunkWith(func(h *wire.ChunkHeader) { h.RawLength, h.WireLength = 127, 127 })},
 		{"chunk header", "too long", chunkWith(func(h *wire.ChunkHeader) { h.RawLength, h.WireLength = 4<<20+2, 4<<20+2 })},
 		{"chunk header", "wire", chunkWith(func(h *wire.ChunkHeader) { h.WireLength = 64 })},
+		{"chunk header", "coded, short", chunkWith(func(h *wire.ChunkHeader) { h.Codec, h.WireLength = 1, 9 })},
+		{"chunk header", "coded, long", chunkWith(func(h *wire.ChunkHeader) { h.Codec, h.WireLength = 1, 128+9 })},
 	} {
 		t.Run(tc.form+" "+tc.name, func(t *testing.T) {
 			for _, f := range forms {
@@ -312,6 +316,28 @@ func BenchmarkChunkHeader(b *testing.B) {
 	for b.Loop() {
 		if wire.PutChunkHeader(buf, &h, sums) != nil || wire.DecodeChunkHeader(&h, buf[:wire.ChunkFixedBytes]) != nil {
 			b.Fatal("refused")
+		}
+	}
+}
+
+// TestPageHeader has headers come back, and refuses lengths that no coded page has.
+func TestPageHeader(t *testing.T) {
+	const page = 70_000
+	for _, h := range []wire.PageHeader{{Codec: 0, Length: page}, {Codec: 1, Length: 1}, {Codec: 255, Length: page}} {
+		b := wire.AppendPageHeader(nil, h)
+		if got, err := wire.DecodePageHeader(b, page); got != h || err != nil || len(b) != wire.PageHeaderBytes {
+			t.Errorf("%+v came back as %+v: %v", h, got, err)
+		}
+	}
+	for _, b := range [][]byte{
+		nil,
+		{1, 0, 0},
+		{1, 0, 0, 1, 0},
+		wire.AppendPageHeader(nil, wire.PageHeader{Codec: 1}),
+		wire.AppendPageHeader(nil, wire.PageHeader{Codec: 1, Length: page + 1}), wire.AppendPageHeader(nil, wire.PageHeader{Length: page - 1}),
+	} {
+		if h, err := wire.DecodePageHeader(b, page); !errors.Is(err, wire.ErrMalformed) {
+			t.Errorf("%x decodes to %+v: %v", b, h, err)
 		}
 	}
 }

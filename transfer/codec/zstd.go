@@ -1,0 +1,38 @@
+package codec
+
+import "github.com/klauspost/compress/zstd"
+
+// zstdScratch makes its coders when they are first needed.
+type zstdScratch struct {
+	enc *zstd.Encoder
+	dec *zstd.Decoder
+}
+
+func (z *zstdScratch) encode(dst, src []byte) ([]byte, error) {
+	if z.enc == nil {
+		enc, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false), zstd.WithWindowSize(1<<20))
+		if err != nil {
+			return dst, err
+		}
+		z.enc = enc
+	}
+	return z.enc.EncodeAll(src, dst), nil
+}
+
+func (z *zstdScratch) decode(dst, src []byte) error {
+	if z.dec == nil {
+		dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderMaxWindow(MaxPageBytes))
+		if err != nil {
+			return err
+		}
+		z.dec = dec
+	}
+	out, err := z.dec.DecodeAll(src, dst[:0:len(dst)])
+	if err != nil || len(out) != len(dst) {
+		return corrupt("%d of %d bytes: %v", len(out), len(dst), err)
+	}
+	if len(out) > 0 && &out[0] != &dst[0] {
+		copy(dst, out)
+	}
+	return nil
+}

@@ -1,0 +1,244 @@
+package transfer
+
+import (
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvferry/kvferry/transfer/codec"
+	"github.com/kvferry/kvferry/transfer/wire"
+)
+
+// Values of Config.Codec besides the names of codecs.
+const (
+	CodecAuto = "auto"
+	CodecOff  = "off"
+)
+
+const (
+	// sendCost is the processor time that a byte costs at the side that sends it,
+	// sealing and system calls included, seconds: measured, bench/results/compare.md.
+	sendCost = 2e-9
+	// leastGain is what a chunk must lose to be sent coded, of its bytes.
+	leastGain = 0.02
+	// mostSkipped bounds the chunks that are sent raw, unseen, after some that were
+	// not worth coding.
+	mostSkipped = 64
+	// codedMargin is by how much another way must be faster to be changed to.
+	codedMargin = 1.05
+	// codedWeight is that of the last chunk in the averages of a codec.
+	codedWeight = 0.2
+)
+
+// priors are what codecs are taken for before they have coded anything.
+var priors = map[codec.ID]coded{
+	codec.Split4: {ratio: 1.33, cost: 0.9e-9},
+	codec.Huff:   {ratio: 1.45, cost: 1.2e-9},
+	codec.Huff16: {ratio: 1.17, cost: 1.2e-9},
+	codec.Huff8:  {ratio: 1.1, cost: 2e-9},
+	codec.Zstd:   {ratio: 1.3, cost: 4e-9},
+}
+
+// coded is what a codec does to pages of one kind.
+type coded struct {
+	ratio float64 // raw bytes over coded ones
+	cost  float64 // processor seconds a raw byte
+}
+
+// time is what a raw byte takes at the source on a path of rate bytes a second: the
+// path, or the processors, which code it and send what is left of it.
+func (c coded) time(rate, cores float64) float64 {
+	t := (c.cost + sendCost/c.ratio) / cores
+	if rate > 0 {
+		t = max(t, 1/(c.ratio*rate))
+	}
+	return t
+}
+
+// raw is not to code.
+var raw = coded{ratio: 1}
+
+// coder chooses codecs for what leaves over one link: for each kind of page the one
+// with which a byte takes the least time, raw included, by what the path carries
+// and what each codec has done lately. Chunks that do not shrink have the next
+// ones sent raw, twice as many each time.
+type coder struct {
+	mode string
+	mask atomic.Uint64 // codecs that the peer decodes, by bit
+
+	mu    sync.Mutex
+	kinds map[codec.Element]*codedKind
+}
+
+type codedKind struct {
+	last   codec.ID // chosen last
+	known  map[codec.ID]coded
+	misses int // in a row
+	skip   int // chunks still to be sent raw
+}
+
+// codecMask is what this side decodes.
+func codecMask() (mask uint64) {
+	for id := range codec.ID(64) {
+		if id.Valid() {
+			mask |= 1 << id
+		}
+	}
+	return mask
+}
+
+// meet takes in what the peer decodes.
+func (k *coder) meet(mask uint64) { k.mask.Store(mask) }
+
+func (k *coder) allowed(id codec.ID) bool { return k.mask.Load()>>id&1 == 1 }
+
+// choose returns the codec for a chunk of pages of kind e on a path of rate bytes
+// a second, 0: unknown.
+func (k *coder) choose(e codec.Element, rate float64) codec.ID {
+	if k.mode == CodecOff {
+		return codec.Raw
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.kinds[e] == nil {
+		if k.kinds == nil {
+			k.kinds = make(map[codec.Element]*codedKind)
+		}
+		k.kinds[e] = &codedKind{known: make(map[codec.ID]coded)}
+	}
+	n := k.kinds[e]
+	if n.skip > 0 {
+		n.skip--
+		return codec.Raw
+	}
+	if k.mode != CodecAuto {
+		id, _ := codec.Parse(k.mode) // checked by Config.Validate
+		if !k.allowed(id) {
+			return codec.Raw
+		}
+		return id
+	}
+	cores := float64(runtime.GOMAXPROCS(0))
+	pick, least := codec.Raw, raw.time(rate, cores)
+	if n.last != codec.Raw { // what is in use has the margin
+		least *= codedMargin
+	}
+	for _, id := range codec.For(e) {
+		if !k.allowed(id) {
+			continue
+		}
+		t := n.what(id).time(rate, cores)
+		if id != n.last {
+			t *= codedMargin
+		}
+		if t < least {
+			pick, least = id, t
+		}
+	}
+	n.last = pick
+	return pick
+}
+
+// what is known of a codec.
+func (n *codedKind) what(id codec.ID) coded {
+	if c, ok := n.known[id]; ok {
+		return c
+	}
+	return priors[id]
+}
+
+// coded takes in what a codec made of a chunk in took. It reports whether the chunk
+// is worth sending so.
+func (k *coder) coded(e codec.Element, id codec.ID, rawBytes, bytes int, took time.Duration) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	n := k.kinds[e]
+	if float64(bytes) > (1-leastGain)*float64(rawBytes) {
+		n.misses++
+		n.skip = min(1<<min(n.misses, 16), mostSkipped)
+		return false
+	}
+	n.misses = 0
+	c := n.what(id)
+	c.ratio += codedWeight * (float64(rawBytes)/float64(bytes) - c.ratio)
+	if took > 0 { // a clock that stands, in tests, tells nothing
+		c.cost += codedWeight * (took.Seconds()/float64(rawBytes) - c.cost)
+	}
+	n.known[id] = c
+	return true
+}
+
+// codedChunk is the coded pages of a chunk, each with its header.
+type codedChunk struct {
+	b       []byte
+	scratch codec.Scratch
+}
+
+// encode codes pages of pageBytes bytes, one after the other in raw. A page that does
+// not shrink goes as it is.
+func (c *codedChunk) encode(id codec.ID, raw []byte, pageBytes int) error {
+	if most := len(raw)/pageBytes*wire.PageHeaderBytes + len(raw) - pageBytes + max(pageBytes, codec.MaxEncoded(pageBytes)); cap(c.b) < most {
+		c.b = make([]byte, 0, most)
+	}
+	c.b = c.b[:0]
+	for len(raw) > 0 {
+		page, at := raw[:pageBytes], len(c.b)
+		raw = raw[pageBytes:]
+		c.b = wire.AppendPageHeader(c.b, wire.PageHeader{Codec: uint8(id)})
+		out, err := codec.Encode(id, c.b, page, &c.scratch)
+		switch {
+		case errors.Is(err, codec.ErrIncompressible):
+			wire.AppendPageHeader(c.b[:at], wire.PageHeader{Codec: uint8(codec.Raw), Length: uint32(pageBytes)})
+			c.b = append(c.b, page...)
+		case err != nil:
+			return err
+		default:
+			c.b = out
+			wire.AppendPageHeader(c.b[:at], wire.PageHeader{Codec: uint8(id), Length: uint32(len(out) - at - wire.PageHeaderBytes)})
+		}
+	}
+	return nil
+}
+
+// rate is what the link's windows let through, bytes a second, held to what the
+// configuration allows; 0: not known.
+func (l *Link) rate() float64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var sum float64
+	for _, s := range l.mu.stripes {
+		if v := s.speed(); !s.draining && v.rtt > 0 {
+			sum += v.until(time.Second)
+		}
+	}
+	if most := float64(l.agent.cfg.MaxRate); most > 0 {
+		sum = min(sum, most)
+	}
+	return sum
+}
+
+// code codes the pages of a chunk; nil: they go raw. The result is valid until the
+// next call.
+func (w *writer) code(c chunk, raw []byte) ([]byte, error) {
+	mem, k := c.flow.mems[c.pair], &w.link.coder
+	if k.mode == CodecOff {
+		return nil, nil
+	}
+	id := k.choose(mem.Element, w.link.rate())
+	if id == codec.Raw {
+		return nil, nil
+	}
+	start := time.Now()
+	if err := w.coded.encode(id, raw, mem.PageBytes); err != nil {
+		return nil, err
+	}
+	if !k.coded(mem.Element, id, len(raw), len(w.coded.b), time.Since(start)) {
+		return nil, nil
+	}
+	m := w.link.agent.metrics
+	m.codedPages.Add(float64(len(raw)))
+	m.codedWire.Add(float64(len(w.coded.b)))
+	return w.coded.b, nil
+}

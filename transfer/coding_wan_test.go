@@ -1,0 +1,99 @@
+package transfer_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvferry/kvferry/transfer"
+	"github.com/kvferry/kvferry/transfer/codec"
+)
+
+// bf16 is normal values, which lose a third of their bytes.
+func bf16(seed uint64, bytes int) []byte {
+	rng := rand.New(rand.NewPCG(seed, 3))
+	b := make([]byte, 0, bytes)
+	for len(b) < bytes {
+		b = binary.LittleEndian.AppendUint16(b, uint16(math.Float32bits(float32(rng.NormFloat64()))>>16))
+	}
+	return b
+}
+
+// TestCoded moves pages of BF16 over a slow link: they land bit for bit, in the time
+// and bytes that their entropy allows; and raw where coding is off, or does not pay.
+func TestCoded(t *testing.T) {
+	pages := 128
+	if raceEnabled {
+		pages = 16
+	}
+	for _, tc := range []struct {
+		name     string
+		codec    string
+		element  codec.Element
+		content  func(seed uint64, n int) []byte
+		low, top float64 // of page bytes over those on the wire
+	}{
+		{"auto", "", codec.BF16, bf16, 1.46, 1.52},
+		{"split4", "split4", codec.BF16, bf16, 1.30, 1.34},
+		{"off", transfer.CodecOff, codec.BF16, bf16, 0.99, 1},
+		{"not known to be floats", "", codec.Unknown, bf16, 0.99, 1},
+		{"noise", "", codec.BF16, func(seed uint64, n int) []byte { return random(seed, n) }, 0.99, 1},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := overWAN(t, "rtt=20ms,rate=100Mbps,loss=0")
+				edit := func(c *transfer.Config) { c.Codec = tc.codec }
+				p := &pull{src: f.open(1, edit), dst: f.open(2, edit), from: newProbe(tc.content(5, pages*pageBytes)), to: newProbe(make([]byte, pages*pageBytes))}
+				from, to := p.from.memory(), p.to.memory()
+				from.Element = tc.element
+				theirs, mine := register(t, p.src, from), register(t, p.dst, to)
+				link := connect(t, p.dst, p.src)
+				var res transfer.Result
+				for range 3 { // the first opens the windows, and another number is known from two on
+					clear(p.to.b)
+					var err error
+					if res, err = readAll(t, link, mine, theirs, uint32(pages), transfer.TransferOptions{}); err != nil {
+						t.Fatal(err)
+					}
+					p.equal(t)
+				}
+				ratio := float64(res.BytesTotal) / float64(res.WireBytes)
+				est := link.Stats().Estimates
+				t.Logf("ratio %.3f, estimated %.3f, %v, goodput %.1f MB/s", ratio, est.Ratio.Value, res.Duration, est.Goodput.Value/1e6)
+				if ratio < tc.low || ratio > tc.top {
+					t.Errorf("ratio %.3f, want %.2f to %.2f", ratio, tc.low, tc.top)
+				}
+				if !raceEnabled {
+					ideal := 20*time.Millisecond + time.Duration(float64(res.WireBytes)*8/95e6*float64(time.Second))
+					if res.Duration > ideal*5/4 || math.Abs(est.Ratio.Value-ratio) > 0.02 {
+						t.Errorf("took %v, ideally %v; ratio estimated %.3f", res.Duration, ideal, est.Ratio.Value)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestCodecName refuses codecs that do not exist.
+func TestCodecName(t *testing.T) {
+	err := transfer.Config{Codec: "lz4"}.Validate()
+	fe, ok := errors.AsType[*transfer.FieldError](err)
+	for e := err; !ok || fe.Field != "Config.Codec"; {
+		joined, isJoined := e.(interface{ Unwrap() []error })
+		if !isJoined {
+			t.Fatalf("%v", err)
+		}
+		for _, one := range joined.Unwrap() {
+			if f, is := errors.AsType[*transfer.FieldError](one); is && f.Field == "Config.Codec" {
+				fe, ok = f, true
+			}
+		}
+		if !ok {
+			t.Fatalf("%v", err)
+		}
+	}
+}
