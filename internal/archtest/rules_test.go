@@ -108,6 +108,10 @@ var rules = []rule{
 		reason: "benchmarks use what users use, and commands are built on them, not under them",
 	},
 	{
+		pkg: "bench/kvgen", onlyOthers: none,
+		reason: "values come from a seed alone",
+	},
+	{
 		pkg: "bench/wan", onlyOthers: none,
 		reason: "the link model joins test bubbles and processes of any package, so it brings nothing along",
 	},
