@@ -29,7 +29,7 @@ func (l *Link) startRepair(s *stripe, offer wire.Repair) error {
 		Addr: s.conn.RemoteAddr(), Send: send, Receive: receive, MaxSpan: int(offer.Span), Estimator: l.losses,
 		Path: func() repair.Path {
 			c := s.conn.ConnectionStats()
-			return repair.Path{Addr: s.conn.RemoteAddr(), RTT: c.SmoothedRTT, Least: c.MinRTT, Sent: c.PacketsSent, Lost: c.PacketsLost}
+			return repair.Path{Addr: s.conn.RemoteAddr(), RTT: c.SmoothedRTT, Latest: c.LatestRTT, Least: c.MinRTT, Sent: c.PacketsSent, Lost: c.PacketsLost}
 		},
 	})
 	if err != nil {

@@ -2,6 +2,7 @@ package repair
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"time"
 )
@@ -28,6 +29,14 @@ const (
 	topAge  = 10 * time.Second
 	// deepQueue is how far up between the least and the largest RTT the queue counts as full.
 	deepQueue = 0.5
+	// peakPeriods, of peakPeriod or a round trip, are what the peaks of a shallow queue
+	// are ranked among, and shallowShare is the share of them, the lowest, in which losses count.
+	peakPeriods  = 64
+	peakPeriod   = 80 * time.Millisecond
+	shallowShare = 0.25
+	// leak is how much of the loss rate of the other peaks is found at the lowest ones
+	// all the same: reports come later than RTTs.
+	leak = 0.125
 )
 
 // An Estimator learns from the sessions that share a path what it loses. Losses
@@ -38,6 +47,7 @@ type Estimator struct {
 		sync.Mutex
 		gate     gate
 		low, all rate
+		high     rate      // while a shallow queue was not at its lowest
 		warm     bool      // slow start is over, or enough was sent
 		fullAt   time.Time // when a queue was seen first
 		off      bool
@@ -74,16 +84,26 @@ func (w *window) add(packets, lost, size float64) {
 	}
 }
 
+// less is what was lost without what belongs to the time of high.
+func (w *window) less(high window) float64 {
+	if high.packets == 0 {
+		return w.lost
+	}
+	return max(0, w.lost-leak*w.packets*high.lost/high.packets)
+}
+
 func (r *rate) add(packets, lost float64) {
 	r.slow.add(packets, lost, slowWindow)
 	r.fast.add(packets, lost, fastWindow)
 }
 
-// value begins at 1e-4 and leans on that less the more losses there are.
-func (r *rate) value() float64 {
-	v := (r.slow.lost + 1) / (r.slow.packets + prior/(1+r.slow.lost))
-	if r.fast.lost >= fastLosses {
-		v = max(v, r.fast.lost/(r.fast.packets+fastPrior))
+// value begins at 1e-4 and leans on that less the more losses there are. high is the
+// rate while a shallow queue was fuller.
+func (r *rate) value(high *rate) float64 {
+	slow, fast := r.slow.less(high.slow), r.fast.less(high.fast)
+	v := (slow + 1) / (r.slow.packets + prior/(1+slow))
+	if fast >= fastLosses {
+		v = max(v, fast/(r.fast.packets+fastPrior))
 	}
 	return min(v, 0.5)
 }
@@ -95,6 +115,32 @@ type gate struct {
 	top            float64       // largest RTT, decaying towards the last, ns
 	recent, before time.Duration // largest of this and of the last short period
 	recentAt, at   time.Time
+
+	peak, peakBefore time.Duration // largest single RTT of this and of the last short period
+	peakAt           time.Time
+	peaks            [peakPeriods]time.Duration // larger of two periods in a row, lately
+	peaksN           int
+	calm             time.Duration // the lowest shallowShare of peaks are at most this
+}
+
+// single takes an RTT that nothing has smoothed: a shallow queue is too short-lived to
+// move the average, and its largest tells when it was full.
+func (g *gate) single(now time.Time, rtt, least time.Duration) {
+	if rtt <= 0 {
+		return
+	}
+	if now.Sub(g.peakAt) > max(peakPeriod, least) {
+		if g.peakBefore > 0 {
+			g.peaks[g.peaksN%peakPeriods] = max(g.peak, g.peakBefore)
+			g.peaksN++
+			sorted := g.peaks
+			n := min(g.peaksN, peakPeriods)
+			slices.Sort(sorted[:n])
+			g.calm = sorted[int(shallowShare*float64(n))]
+		}
+		g.peakBefore, g.peak, g.peakAt = g.peak, 0, now
+	}
+	g.peak = max(g.peak, rtt)
 }
 
 func (g *gate) add(now time.Time, rtt, least time.Duration) {
@@ -126,15 +172,19 @@ func (g *gate) queued() bool {
 	return max(g.recent, g.before) > g.base+max(g.base/8, 5*time.Millisecond)
 }
 
-// low says that the queue has not been near full lately.
+// low says that the queue has not been near full lately: a deep one by how far up it
+// is, a shallow one by the rank of its peak.
 func (g *gate) low() bool {
+	if !g.queued() {
+		return g.calm == 0 || max(g.peak, g.peakBefore) <= g.calm
+	}
 	base := float64(g.base)
-	return !g.queued() || float64(max(g.recent, g.before)) < base+deepQueue*(g.top-base)
+	return float64(max(g.recent, g.before)) < base+deepQueue*(g.top-base)
 }
 
-// path takes what QUIC knows: RTTs, and what it sent and lost since the last time
+// path takes what QUIC knows: RTTs, smoothed, last and least, and what it sent and lost since the last time
 // without parity, 0 with it. Losses that it sees bring repair back.
-func (e *Estimator) path(now time.Time, rtt, least time.Duration, sent, lost uint64) {
+func (e *Estimator) path(now time.Time, rtt, latest, least time.Duration, sent, lost uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer func() {
@@ -144,6 +194,7 @@ func (e *Estimator) path(now time.Time, rtt, least time.Duration, sent, lost uin
 		}
 	}()
 	e.mu.gate.add(now, rtt, least)
+	e.mu.gate.single(now, latest, least)
 	switch {
 	case e.mu.warm || rtt <= 0:
 	case e.mu.fullAt.IsZero() && e.mu.gate.queued():
@@ -157,7 +208,7 @@ func (e *Estimator) path(now time.Time, rtt, least time.Duration, sent, lost uin
 	e.mu.off = false
 	e.mu.clean = 0
 	e.mu.target = min(2*e.mu.target, cleanAtMost)
-	e.mu.low, e.mu.all = rate{}, rate{}
+	e.mu.low, e.mu.high, e.mu.all = rate{}, rate{}, rate{}
 }
 
 // add takes what a report says of the groups since the last one.
@@ -167,7 +218,10 @@ func (e *Estimator) add(d report) {
 	packets, lost := float64(d.packets), float64(d.lost)
 	e.mu.all.add(packets, lost)
 	low := e.mu.gate.low()
-	e.mu.warm = e.mu.warm || e.mu.all.slow.packets > coldPackets || e.mu.spread >= clumpLosses
+	e.mu.warm = e.mu.warm || e.mu.all.slow.packets > coldPackets || e.mu.all.slow.lost >= clumpLosses
+	if !low && !e.mu.gate.queued() {
+		e.mu.high.add(packets, lost)
+	}
 	if low {
 		e.mu.low.add(packets, lost)
 		e.clump(float64(d.groups), lost, float64(d.squares))
@@ -238,7 +292,7 @@ func (e *Estimator) advice() advice {
 	if !e.mu.warm && !e.mu.off {
 		return cold
 	}
-	loss := min(e.mu.low.value(), e.mu.all.value())
+	loss := min(e.mu.low.value(&e.mu.high), e.mu.all.value(&rate{}))
 	clump := 1.0
 	if e.mu.lost >= clumpLosses {
 		if c := e.variance(); c > 1.25 {

@@ -35,10 +35,10 @@ func (r *road) drive(groups int) advice {
 			d.squares += uint64(x * x)
 		}
 		if r.e.advice().off {
-			r.e.path(r.now, r.rtt, 70*time.Millisecond, d.packets, d.lost)
+			r.e.path(r.now, r.rtt, r.rtt, 70*time.Millisecond, d.packets, d.lost)
 			continue
 		}
-		r.e.path(r.now, r.rtt, 70*time.Millisecond, 0, 0)
+		r.e.path(r.now, r.rtt, r.rtt, 70*time.Millisecond, 0, 0)
 		r.e.add(d)
 	}
 	return r.e.advice()
@@ -152,5 +152,34 @@ func TestBurstsSpread(t *testing.T) {
 	}
 	if a.loss > 0.02 || math.IsNaN(a.clump) {
 		t.Errorf("%+v", a)
+	}
+}
+
+// TestShallowQueueDoesNotCount has RTTs move by less than a queue is told by. Losses
+// at their peaks are hardly counted, losses at any time are.
+func TestShallowQueueDoesNotCount(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		at          time.Duration // RTTs from which packets are lost
+		loss        float64
+		least, most float64 // of what is advised
+	}{
+		{"overflow", 74 * time.Millisecond, 0.01, 0, 2e-4},
+		{"random", 0, 2e-3, 1e-3, 4e-3},
+	} {
+		r := newRoad(independent(0))
+		var a advice
+		for range 40 {
+			for _, rtt := range []time.Duration{70, 71, 72, 73, 74} {
+				r.rtt, r.lose = rtt*time.Millisecond, func() int { return 0 }
+				if r.rtt >= c.at {
+					r.lose = func() int { return independent(c.loss)(r.r) }
+				}
+				a = r.drive(100)
+			}
+		}
+		if !a.off && a.loss > c.most || a.loss < c.least || c.least > 0 && a.off {
+			t.Errorf("%s: %+v, want a loss of %g to %g", c.name, a, c.least, c.most)
+		}
 	}
 }

@@ -18,11 +18,16 @@ const controlPeriod = 20 * time.Millisecond
 // windowAge is how fast the largest window is forgotten.
 const windowAge = 30 * time.Second
 
+// hopeless, the percent of parity allowed over the loss rate, is where parity ends: at
+// 25 % a loss of 0.1, as of flows too many for a queue of a few packets.
+const hopeless = 250
+
 // Path is what QUIC knows of the path of a session.
 type Path struct {
 	Addr       net.Addr // of the peer; nil: as before
 	RTT, Least time.Duration
-	Sent, Lost uint64 // packets, since the connection began
+	Latest     time.Duration // the last single RTT; 0: not known
+	Sent, Lost uint64        // packets, since the connection began
 }
 
 // SessionConfig describes one QUIC connection of a Conn.
@@ -173,6 +178,8 @@ func (s *Session) replan(a advice, rtt time.Duration, force bool) (closed []*gro
 	p.allow(window)
 	if cfg.Parity > 0 {
 		p.fixed(cfg.Parity)
+	} else if on && a.loss > float64(p.overhead)/hopeless {
+		p.fixed(0) // the cap leaves most groups short
 	} else if on {
 		p.fit(a.loss, a.clump)
 	}
@@ -236,7 +243,7 @@ func (s *Session) follow(now time.Time, path Path) []*group {
 	if s.sending.Load() { // reports tell
 		sent, lost = 0, 0
 	}
-	s.estimator.path(now, path.RTT, path.Least, sent, lost)
+	s.estimator.path(now, path.RTT, path.Latest, path.Least, sent, lost)
 	return s.replan(s.estimator.advice(), path.RTT, false)
 }
 
