@@ -67,7 +67,7 @@ func (a *Agent) greet(ctx context.Context, conn *quic.Conn) (err error) {
 	if err != nil {
 		ack.Message = clip(err.Error(), wire.MaxMessage)
 	} else {
-		ack.Repair, ack.Codecs = a.cfg.offerRepair(), codecMask()
+		ack.Repair, ack.Codecs = a.cfg.answerRepair(hello.Repair), codecMask()
 	}
 	body, encErr := wire.AppendHelloAnswer(nil, ack)
 	if encErr != nil {

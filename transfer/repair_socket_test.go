@@ -57,7 +57,7 @@ func TestRepairKeepsECN(t *testing.T) {
 	for i, c := range conns {
 		var err error
 		if sessions[i], err = c.Attach(repair.SessionConfig{
-			Addr: conns[1-i].Below().LocalAddr(), Send: repair.Token{byte(i)}, Receive: repair.Token{byte(1 - i)}, MaxSpan: 1024,
+			Addr: conns[1-i].Below().LocalAddr(), Send: repair.Token{byte(i)}, Receive: repair.Token{byte(1 - i)}, SendKey: repair.Key{byte(1 + i)}, ReceiveKey: repair.Key{byte(2 - i)}, MaxSpan: 1024,
 		}); err != nil {
 			t.Fatal(err)
 		}

@@ -17,6 +17,15 @@ func (c *Config) offerRepair() wire.Repair {
 	return wire.Repair{Version: repair.Version, Span: uint16(c.Repair.MaxSpan)}
 }
 
+// answerRepair is what the answer to a hello that offers so says of repair: nothing to
+// a peer of an older version, who would send what is not understood here.
+func (c *Config) answerRepair(offer wire.Repair) wire.Repair {
+	if offer.Version < repair.Version {
+		return wire.Repair{}
+	}
+	return c.offerRepair()
+}
+
 // startRepair attaches a connected stripe to the repair of its socket, if both
 // sides offer it.
 func (l *Link) startRepair(s *stripe, offer wire.Repair) error {
@@ -24,9 +33,17 @@ func (l *Link) startRepair(s *stripe, offer wire.Repair) error {
 		return nil
 	}
 	send, receive := repairToken(l.nonce, s.number, l.dialled), repairToken(l.nonce, s.number, !l.dialled)
-	var err error
+	state := s.conn.ConnectionState().TLS
+	both, err := state.ExportKeyingMaterial("EXPORTER-kvferry-repair-2", nil, 2*len(repair.Key{}))
+	if err != nil {
+		return fmt.Errorf("start repair: export keys: %w", err)
+	}
+	sendKey, receiveKey := repair.Key(both), repair.Key(both[len(repair.Key{}):])
+	if !l.dialled {
+		sendKey, receiveKey = receiveKey, sendKey
+	}
 	s.repair, err = s.repairConn.Attach(repair.SessionConfig{
-		Addr: s.conn.RemoteAddr(), Send: send, Receive: receive, MaxSpan: int(offer.Span), Estimator: l.losses,
+		Addr: s.conn.RemoteAddr(), Send: send, Receive: receive, SendKey: sendKey, ReceiveKey: receiveKey, MaxSpan: int(offer.Span), Estimator: l.losses,
 		Path: func() repair.Path {
 			c := s.conn.ConnectionStats()
 			return repair.Path{Addr: s.conn.RemoteAddr(), RTT: c.SmoothedRTT, Latest: c.LatestRTT, Least: c.MinRTT, Sent: c.PacketsSent, Lost: c.PacketsLost}

@@ -114,6 +114,7 @@ var linkCounters = []row[linkCounts]{
 	counterRow("kvferry_link_repair_parity_bytes_total", "Bytes of parity packets sent, over kvferry_link_sent_bytes_total the price of repair.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Repair.ParityBytes) })),
 	counterRow("kvferry_link_repair_repaired_packets_total", "QUIC packets from the peer that were lost and rebuilt here from parity.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Repair.Repaired) })),
 	counterRow("kvferry_link_repair_unrepaired_packets_total", "QUIC packets from the peer that were lost, named by parity, and could not be rebuilt: QUIC sends them again and slows down.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Repair.Unrepaired) })),
+	counterRow("kvferry_link_repair_rejected_packets_total", "Packets of repair that named a connection of the peer and were not from it, changed on the way, or came before: dropped. Someone on the path forges or replays, or the path damages packets.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Repair.Rejected) })),
 	counterRow("kvferry_link_dial_failures_total", "Attempts to connect to the peer that failed.", linkLabels, always(func(c linkCounts) float64 { return float64(c.dialFailures) })),
 }
 

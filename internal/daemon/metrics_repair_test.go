@@ -29,6 +29,7 @@ func TestRepairMetrics(t *testing.T) {
 				`kvferry_link_repair_parity_bytes_total{peer="` + peer + `"}`:       float64(want.ParityBytes),
 				`kvferry_link_repair_repaired_packets_total{peer="` + peer + `"}`:   float64(want.Repaired),
 				`kvferry_link_repair_unrepaired_packets_total{peer="` + peer + `"}`: float64(want.Unrepaired),
+				`kvferry_link_repair_rejected_packets_total{peer="` + peer + `"}`:   0,
 			})
 			links, err := n.region.ListLinks(context.Background(), &pb.ListLinksRequest{})
 			if err != nil {

@@ -39,7 +39,7 @@
 //
 //	offset size parity
 //	0      1    0x31
-//	1      1    version, 1
+//	1      1    version, 2
 //	2      8    token of the direction
 //	10     4    number of the group's first packet, counted over covered packets
 //	14     2    packets from the first to the last of the group
@@ -54,11 +54,15 @@
 //
 //	offset size report
 //	0      1    0x32
-//	1      1    version, 1
+//	1      1    version, 2
 //	2      8    token of the direction that the report travels
 //	10     4    number, ascending
 //	14     8·6  since the session began: groups, packets, lost, repaired, unrepaired, squares of the losses of a group
 //	62     8·8  groups with 0, 1, 2, 3, 4, to 8, to 16, more losses
+//
+// Each ends with 8 bytes of number, from 0 for every packet of a direction, and 12 of
+// AES-128-GCM tag over all before, with four zeros and the number as nonce. A packet with another tag, or a number that
+// came or is more than 1,024 behind, is dropped and counted.
 //
 // A packet is coded as its length in two bytes, itself, and zeros to 2h bytes; the
 // first h are data symbol i, the rest data symbol 108+i of the code, i its place in
@@ -80,6 +84,6 @@
 // more than its group counts as lost, so a path that reorders much gets parity that it does not
 // need. A group whose parity is all lost is not reported. A queue that holds less
 // than an eighth of the round-trip time or 5 ms can't be told from none, so losses
-// of one so short count. Tokens keep strangers out, not someone who reads the
-// path: who does can spoil repair, as he can drop packets.
+// of one so short count. Who can drop
+// packets of the path can drop those of repair.
 package repair

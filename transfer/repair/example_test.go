@@ -20,7 +20,8 @@ func Example() {
 	_ = conn.PacketConn() // for quic.Transport.Conn
 
 	session, err := conn.Attach(repair.SessionConfig{
-		Addr: &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4433}, Send: repair.Token{1}, Receive: repair.Token{2}, MaxSpan: 1024,
+		Addr: &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4433}, Send: repair.Token{1}, Receive: repair.Token{2},
+		SendKey: repair.Key{1}, ReceiveKey: repair.Key{2}, MaxSpan: 1024,
 	})
 	if err != nil {
 		fmt.Println(err)

@@ -8,7 +8,7 @@ import (
 )
 
 // Version is the version of the packet format, as negotiated. Two ends use the lower of theirs; 0 is none.
-const Version = 1
+const Version = 2
 
 // ErrMalformed is wrapped by every error of a packet that does not decode.
 var ErrMalformed = errors.New("malformed repair packet")
@@ -28,7 +28,7 @@ const (
 	MaxSpan = 4096
 
 	// MaxParityPacket and reportBytes are sizes of repair packets, below those of the packets they repair.
-	MaxParityPacket = parityHead + fingerprintBytes*MaxGroup + maxSymbol
+	MaxParityPacket = parityHead + fingerprintBytes*MaxGroup + maxSymbol + sealBytes
 	reportBytes     = commonHead + 4 + 8*(6+lossBins)
 	minRepairPacket = commonHead
 
@@ -88,7 +88,7 @@ func head(b []byte) (kind byte, t Token, err error) {
 		return 0, t, malformed("kind", b[0], "0x31 or 0x32")
 	}
 	if b[1] != Version {
-		return 0, t, malformed("version", b[1], "1")
+		return 0, t, malformed("version", b[1], "2")
 	}
 	copy(t[:], b[2:])
 	return b[0], t, nil

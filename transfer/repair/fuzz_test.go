@@ -87,14 +87,18 @@ func FuzzReceive(f *testing.F) {
 		c := Wrap(sink{}, Config{MaxSpan: 256})
 		defer c.Close()
 		addr := &net.UDPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 1}
-		session, err := c.Attach(SessionConfig{Addr: addr, Send: Token{2}, Receive: Token{1}, MaxSpan: minSpan})
+		session, err := c.Attach(SessionConfig{Addr: addr, Send: Token{2}, Receive: Token{1}, SendKey: Key{2}, ReceiveKey: Key{1}, MaxSpan: minSpan})
 		if err != nil {
 			t.Fatal(err)
 		}
+		peer := newSeal(Key{1})
 		for len(script) > 2 {
 			n := min(int(script[0])<<8|int(script[1]), len(script)-2, 2000)
 			b := bytes.Clone(script[2 : 2+n])
 			script = script[2+n:]
+			if isRepair(b) {
+				b = peer.add(b, 0)
+			}
 			c.took(b, addr, nil)
 			for c.out.pop(func(p *rebuiltPacket) {
 				if len(p.data) < minPacket || len(p.data) > MaxPacket {
@@ -160,14 +164,15 @@ func TestReports(t *testing.T) {
 	c := Wrap(sink{}, Config{})
 	defer c.Close()
 	addr := &net.UDPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 1}
-	s, err := c.Attach(SessionConfig{Addr: addr, Send: Token{2}, Receive: Token{1}, MaxSpan: minSpan})
+	s, err := c.Attach(SessionConfig{Addr: addr, Send: Token{2}, Receive: Token{1}, SendKey: Key{2}, ReceiveKey: Key{1}, MaxSpan: minSpan})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.mu.stats.Packets = 1000
+	peer := newSeal(Key{1})
 	good := report{number: 5, groups: 2, packets: 100, lost: 3, repaired: 2, unrepaired: 1, squares: 5, histogram: [lossBins]uint64{0, 1, 1}}
 	send := func(r report) Stats {
-		c.took(appendReport(nil, Token{1}, r), addr, nil)
+		c.took(peer.add(appendReport(nil, Token{1}, r), 0), addr, nil)
 		return s.Stats()
 	}
 	want := send(good)
@@ -194,15 +199,17 @@ func TestReports(t *testing.T) {
 func TestAttach(t *testing.T) {
 	c := Wrap(sink{}, Config{})
 	addr := &net.UDPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 1}
-	good := SessionConfig{Addr: addr, Send: Token{2}, Receive: Token{1}, MaxSpan: minSpan}
+	good := SessionConfig{Addr: addr, Send: Token{2}, Receive: Token{1}, SendKey: Key{2}, ReceiveKey: Key{1}, MaxSpan: minSpan}
 	s, err := c.Attach(good)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, edit := range map[string]func(*SessionConfig){
-		"Addr":    func(c *SessionConfig) { c.Addr = &net.TCPAddr{} },
-		"MaxSpan": func(c *SessionConfig) { c.MaxSpan = minSpan - 1 },
-		"Receive": func(*SessionConfig) {},
+		"SendKey":    func(c *SessionConfig) { c.SendKey = Key{} },
+		"ReceiveKey": func(c *SessionConfig) { c.ReceiveKey = c.SendKey },
+		"Addr":       func(c *SessionConfig) { c.Addr = &net.TCPAddr{} },
+		"MaxSpan":    func(c *SessionConfig) { c.MaxSpan = minSpan - 1 },
+		"Receive":    func(*SessionConfig) {},
 	} {
 		cfg := good
 		edit(&cfg)

@@ -15,6 +15,7 @@ const (
 // none. The session's lock guards it.
 type sender struct {
 	token   Token
+	seal    seal
 	plan    plan
 	trusted int // largest packet that is covered
 	larger  int // the size that is on trial, and how often it was seen in a row
@@ -169,7 +170,7 @@ func (s *sender) close(g *group) *group {
 	if single {
 		bytes = lengthBytes + g.longest
 	}
-	g.size = parityHead + fingerprintBytes*g.n + bytes
+	g.size = parityHead + fingerprintBytes*g.n + bytes + s.seal.size()
 	s.budget = min(s.budget, burstBudget) + g.bytes*s.plan.overhead/100
 	symbols = min(symbols, g.symbols, s.budget/(g.size+ipBytes))
 	s.budget -= symbols * (g.size + ipBytes)
@@ -181,6 +182,7 @@ func (s *sender) close(g *group) *group {
 		})
 		g.packets = append(g.packets, g.fingerprints[:fingerprintBytes*g.n]...)
 		g.packets = append(g.packets, g.parity[i][:bytes]...)
+		g.packets = s.seal.add(g.packets, i*g.size)
 	}
 	return g
 }

@@ -35,8 +35,11 @@ type SessionConfig struct {
 	// Addr is the peer's address, a *net.UDPAddr.
 	Addr net.Addr
 	// Send and Receive name the two directions; the peer has them the other way
-	// round. Who knows them can have packets taken for the session's.
+	// round.
 	Send, Receive Token
+	// SendKey and ReceiveKey authenticate the two directions, the peer's the other way
+	// round: secret, not zero, not the same, and of this session only.
+	SendKey, ReceiveKey Key
 	// MaxSpan is the peer's Config.MaxSpan.
 	MaxSpan int
 	// Path is asked for what QUIC knows, some times a second while packets go out.
@@ -67,6 +70,7 @@ type Session struct {
 		closed     bool
 		addr       netip.AddrPort
 		send       sender
+		receive    seal
 		recv       receiver
 		keeping    bool // counted in conn.keeping
 		dest       net.Addr
@@ -91,6 +95,10 @@ func (c *Conn) Attach(cfg SessionConfig) (*Session, error) {
 		return nil, fmt.Errorf("repair: SessionConfig.Addr is %v; allowed is a *net.UDPAddr: give the peer's address", cfg.Addr)
 	case cfg.MaxSpan < minSpan || cfg.MaxSpan > MaxSpan:
 		return nil, fmt.Errorf("repair: SessionConfig.MaxSpan is %d; allowed are 128 to 4096: take the peer's word in its hello", cfg.MaxSpan)
+	case cfg.SendKey == Key{}:
+		return nil, errors.New("repair: SessionConfig.SendKey is zero: derive it from the connection's TLS exporter")
+	case cfg.ReceiveKey == Key{} || cfg.ReceiveKey == cfg.SendKey:
+		return nil, errors.New("repair: SessionConfig.ReceiveKey is zero or SendKey: derive another one from the connection's TLS exporter")
 	case c.cfg.Off():
 		return nil, errors.New("repair: Config.Parity is negative, off: leave it 0 for repair")
 	}
@@ -101,6 +109,7 @@ func (c *Conn) Attach(cfg SessionConfig) (*Session, error) {
 	s.rebuilt = func(p []byte) { c.out.push(p, s.from, s.fromOOB) }
 	s.mu.addr, s.mu.dest = addr, cfg.Addr
 	s.mu.send = newSender(cfg.Send)
+	s.mu.send.seal, s.mu.receive = newSeal(cfg.SendKey), newSeal(cfg.ReceiveKey)
 	s.mu.recv.maxSpan = c.cfg.MaxSpan
 	s.replan(s.estimator.advice(), 0, true)
 	if err := c.add(s, addr); err != nil {
@@ -319,6 +328,15 @@ func (s *Session) arrived(packet []byte, from net.Addr, oob []byte) {
 
 // receive takes a repair packet with the session's token and says whether it was one.
 func (s *Session) receive(kind byte, b []byte, from net.Addr, oob []byte) bool {
+	s.mu.Lock()
+	b, ok := s.mu.receive.open(b)
+	if !ok {
+		s.mu.stats.Rejected++
+	}
+	s.mu.Unlock()
+	if !ok {
+		return true
+	}
 	if kind == kindReport {
 		r, err := decodeReport(b)
 		if err == nil {
@@ -339,22 +357,22 @@ func (s *Session) receive(kind byte, b []byte, from net.Addr, oob []byte) bool {
 	}
 	moved := addr != s.mu.addr
 	s.from, s.fromOOB = from, oob
-	ok := s.mu.recv.take(p, fingerprints, symbol, now, s.rebuilt)
+	ok = s.mu.recv.take(p, fingerprints, symbol, now, s.rebuilt)
 	s.keeping()
 	s.mu.stats.ParityReceived++
 	r, due := s.mu.recv.due(now)
 	dest := s.mu.dest
-	var reply []byte
+	var reply, packet []byte
 	if due {
 		reply = bytes.Clone(s.mu.oob)
+		packet = s.mu.send.seal.add(appendReport(make([]byte, 0, reportBytes+sealBytes), s.cfg.Send, r), 0)
 	}
 	s.mu.Unlock()
 	if moved {
 		s.conn.move(s, addr)
 	}
 	if due {
-		var buf [reportBytes]byte
-		s.conn.reply(appendReport(buf[:0], s.cfg.Send, r), dest, reply)
+		s.conn.reply(packet, dest, reply)
 	}
 	return ok
 }

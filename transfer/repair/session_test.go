@@ -56,7 +56,7 @@ func pair(t *testing.T, n *wan.Network, cfg Config, edit func(i int, c *SessionC
 		ends[i] = e
 	}
 	for i, e := range ends {
-		sc := SessionConfig{Addr: ends[1-i].addr, Send: Token{byte(i)}, Receive: Token{byte(1 - i)}, MaxSpan: defaultMaxSpan}
+		sc := SessionConfig{Addr: ends[1-i].addr, Send: Token{byte(i)}, Receive: Token{byte(1 - i)}, SendKey: Key{byte(1 + i)}, ReceiveKey: Key{byte(2 - i)}, MaxSpan: defaultMaxSpan}
 		if edit != nil {
 			edit(i, &sc)
 		}
@@ -267,7 +267,7 @@ func TestStrangers(t *testing.T) {
 			append([]byte{kindReport, Version}, make([]byte, 8)...),
 			{kindParity},
 			{0},
-			{kindParity, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+			{kindParity, Version + 1, 0, 0, 0, 0, 0, 0, 0, 0, 0},
 			append([]byte{kindParity, Version}, make([]byte, 8)...),
 			append([]byte{kindParity, Version}, make([]byte, 1000)...), appendReport(nil, Token{0}, report{number: 1, packets: 1}),
 		} {
@@ -281,7 +281,7 @@ func TestStrangers(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		st := ends[1].conn.Stats()
-		if st.Strangers != 1 || st.Malformed != 7 {
+		if st.Strangers != 1 || st.Malformed != 3 || st.Rejected != 4 {
 			t.Errorf("%+v", st)
 		}
 		if ends[1].has(data) != 1 || len(ends[1].got) != 1 {
@@ -485,7 +485,7 @@ func TestSockets(t *testing.T) {
 	var sessions [2]*Session
 	for i, c := range ends {
 		var err error
-		if sessions[i], err = c.Attach(SessionConfig{Addr: addrs[1-i], Send: Token{byte(i)}, Receive: Token{byte(1 - i)}, MaxSpan: defaultMaxSpan}); err != nil {
+		if sessions[i], err = c.Attach(SessionConfig{Addr: addrs[1-i], Send: Token{byte(i)}, Receive: Token{byte(1 - i)}, SendKey: Key{byte(1 + i)}, ReceiveKey: Key{byte(2 - i)}, MaxSpan: defaultMaxSpan}); err != nil {
 			t.Fatal(err)
 		}
 	}

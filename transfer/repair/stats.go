@@ -16,6 +16,10 @@ type Stats struct {
 	// of no session here, and such that do not decode or do not fit. Of a Conn only.
 	Strangers, Malformed uint64
 
+	// Rejected are packets with a session's token that its key did not make or that
+	// came before: forged, changed on the way, or replayed. They were dropped.
+	Rejected uint64
+
 	// Group, Symbols and Depth are what a session sends with: packets a group,
 	// parity symbols of half a packet for it, groups open at a time. 0: no parity
 	// is sent. Of a Session only.
@@ -42,6 +46,7 @@ func (s *Stats) Add(o Stats) {
 		{&s.Unrepaired, o.Unrepaired},
 		{&s.Strangers, o.Strangers},
 		{&s.Malformed, o.Malformed},
+		{&s.Rejected, o.Rejected},
 	} {
 		*v.to += v.from
 	}
