@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -77,6 +78,17 @@ type codedKind struct {
 	known  map[codec.ID]coded
 	misses int // in a row
 	skip   int // chunks still to be sent raw
+}
+
+// CheckCodec says what is wrong with a value of Config.Codec.
+func CheckCodec(mode string) error {
+	if mode == "" || mode == CodecAuto || mode == CodecOff {
+		return nil
+	}
+	if _, err := codec.Parse(mode); err != nil {
+		return fmt.Errorf("%w, besides %s and %s", err, CodecAuto, CodecOff)
+	}
+	return nil
 }
 
 // codecMask is what this side decodes.

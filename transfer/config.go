@@ -15,7 +15,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/quic-go/quic-go"
 
-	"github.com/kvferry/kvferry/transfer/codec"
 	"github.com/kvferry/kvferry/transfer/repair"
 	"github.com/kvferry/kvferry/transfer/udp"
 	"github.com/kvferry/kvferry/transfer/wire"
@@ -182,7 +181,7 @@ func (c Config) Validate() error {
 	inRange("StreamWindow", c.StreamWindow, 64<<10, 1<<30)
 	inRange("ConnWindow", c.ConnWindow, 64<<10, 1<<34)
 	inRange("MaxConnWindow", c.MaxConnWindow, 64<<10, 1<<34)
-	if _, err := codec.Parse(c.Codec); err != nil && c.Codec != "" && c.Codec != CodecAuto && c.Codec != CodecOff {
+	if err := CheckCodec(c.Codec); err != nil {
 		errs = append(errs, &FieldError{Field: "Config.Codec", Value: c.Codec, Allowed: "auto, off, or a codec's name", Fix: "leave it empty to have the link choose", Err: err})
 	}
 	if err := c.Repair.Validate(); err != nil {

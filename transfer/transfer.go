@@ -95,6 +95,7 @@ type Progress struct {
 	PagesDone   int // verified
 	BytesTotal  int64
 	BytesDone   int64 // verified
+	CodedBytes  int64 // what those took on their way, less where pages were coded; reads only
 	PagesAgain  int   // requests for a page after the first; reads only
 	PagesDouble int   // arrived more than once, dropped; reads only
 	Queue       Queue // where the source has it wait, as it said last; reads only
@@ -350,7 +351,7 @@ func (t *Transfer) Progress() Progress {
 	if in := t.in; in != nil {
 		p.PagesTotal, p.BytesTotal = in.pages(), in.bytes()
 		p.PagesDone, p.BytesDone, p.PagesAgain, p.PagesDouble = in.done, in.bytesDone, in.retried, in.duplicates
-		p.WireBytes, p.Queue = in.received.Load(), in.queue
+		p.CodedBytes, p.WireBytes, p.Queue = in.wireDone, in.received.Load(), in.queue
 		return p
 	}
 	f := t.out

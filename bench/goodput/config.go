@@ -37,6 +37,8 @@ type Config struct {
 	// CutFor, when not zero, has one more transfer a configuration whose link is cut for so long at its middle, at most 20 s:
 	// what resuming costs.
 	CutFor time.Duration
+	// Codec is transfer.Config.Codec of the source: default "auto"; pages are BF16 values as caches have them.
+	Codec string
 	// Seed makes the bytes.
 	Seed uint64
 	// Progress is told about every 100 ms of the running transfer, and at each end of one, from one goroutine at a time.
@@ -96,7 +98,7 @@ func (c Config) withDefaults() Config {
 // Validate reports every fault, joined; those of fields are *InputErrors.
 func (c Config) Validate() error {
 	c = c.withDefaults()
-	errs := []error{c.WAN.Validate(), checkShape(c.Bytes, c.PageBytes, c.PagesPerBlock), checkRounds(c.Warmup, c.Repeats)}
+	errs := []error{transfer.CheckCodec(c.Codec), c.WAN.Validate(), checkShape(c.Bytes, c.PageBytes, c.PagesPerBlock), checkRounds(c.Warmup, c.Repeats)}
 	check := func(ok bool, field string, value any, allowed string) {
 		if !ok {
 			errs = append(errs, &InputError{field, fmt.Sprint(value), allowed})

@@ -76,6 +76,7 @@ func (f *ferry) once(ctx context.Context, stage string) (*Measure, error) {
 	}
 	if m.Seconds > 0 {
 		m.GoodputBps = float64(m.Bytes) * 8 / m.Seconds
+		m.CodedBytes, m.EffectiveBps = m.Bytes, m.GoodputBps
 	}
 	f.moved += m.Bytes
 	return m, f.counters(context.WithoutCancel(ctx), m, before, mine)

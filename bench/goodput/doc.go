@@ -37,6 +37,6 @@
 // # Limitations
 //
 // Run works in real time: on a slow or busy machine the processor, not the link, sets the number, which the result then
-// says (Outcome.LimitedBy). Packets are of 1,280 bytes on the in-memory link. There are no codecs yet, so EffectiveBps equals
-// GoodputBps.
+// says (Outcome.LimitedBy). Packets are of 1,280 bytes on the in-memory link. Between daemons it
+// is not told what pages took on their way: GoodputBps is then EffectiveBps.
 package goodput

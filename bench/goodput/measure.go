@@ -16,10 +16,14 @@ type Measure struct {
 	// Complete: every page arrived. A transfer that was interrupted counts what had arrived.
 	Complete bool `json:"complete"`
 	// Bytes of verified pages, and the time for them.
-	Bytes   int64   `json:"bytes"`
-	Seconds float64 `json:"seconds"`
-	// GoodputBps is bits of verified pages a second.
-	GoodputBps float64 `json:"goodput_bps"`
+	Bytes int64 `json:"bytes"`
+	// CodedBytes is what those took on their way: less than Bytes where pages were coded.
+	CodedBytes int64   `json:"coded_bytes"`
+	Seconds    float64 `json:"seconds"`
+	// GoodputBps is bits of verified pages a second, as they travelled; EffectiveBps the same decoded. Between daemons both are
+	// decoded.
+	GoodputBps   float64 `json:"goodput_bps"`
+	EffectiveBps float64 `json:"effective_bps"`
 	// RampSeconds is the time until goodput, in windows of 100 ms, first reached nine tenths of its steady value, the
 	// median over the second half; nil for transfers shorter than four windows.
 	RampSeconds *float64 `json:"ramp_seconds"`
@@ -152,10 +156,10 @@ func (p *pair) watch(ctx context.Context, x *transfer.Transfer, cutFor time.Dura
 // fill takes what the destination knows.
 func (m *Measure) fill(res transfer.Result, samples []int64, rec *recorder) {
 	m.Complete = res.State == transfer.Done
-	m.Bytes, m.Seconds = res.BytesDone, res.Duration.Seconds()
+	m.Bytes, m.CodedBytes, m.Seconds = res.BytesDone, res.CodedBytes, res.Duration.Seconds()
 	m.PagesAgain, m.PagesDouble = int64(res.PagesAgain), int64(res.PagesDouble)
 	if m.Seconds > 0 {
-		m.GoodputBps = float64(m.Bytes) * 8 / m.Seconds
+		m.GoodputBps, m.EffectiveBps = float64(m.CodedBytes)*8/m.Seconds, float64(m.Bytes)*8/m.Seconds
 	}
 	if m.Complete {
 		m.RampSeconds = ramp(samples)

@@ -85,7 +85,8 @@ type Outcome struct {
 	Stripes int `json:"stripes"`
 	// Adaptive: the link has as many connections as the path needs. Between daemons always false: their configuration says.
 	Adaptive bool `json:"adaptive"`
-	// GoodputBps is bits of verified pages a second; EffectiveBps the same in bytes after decoding, equal to it for now.
+	// GoodputBps is bits of verified pages a second, as they travelled; EffectiveBps the same decoded: more where pages were
+	// coded. Between daemons both are decoded.
 	GoodputBps   float64 `json:"goodput_bps"`
 	EffectiveBps float64 `json:"effective_bps"`
 	// LinkShare is GoodputBps over the model link's rate, which counts headers: packets of 1,280 bytes leave 0.95.
@@ -229,7 +230,7 @@ func (o *Outcome) samples(f func(*Measure) *float64) []float64 {
 
 func (o *Outcome) medians() {
 	o.GoodputBps = *o.medianOf(func(m *Measure) *float64 { return &m.GoodputBps })
-	o.EffectiveBps = o.GoodputBps
+	o.EffectiveBps = *o.medianOf(func(m *Measure) *float64 { return &m.EffectiveBps })
 	o.RampSeconds = o.medianOf(func(m *Measure) *float64 { return m.RampSeconds })
 	p50, p99 := o.medianOf(func(m *Measure) *float64 { return m.ChunkP50 }), o.medianOf(func(m *Measure) *float64 { return m.ChunkP99 })
 	if mean := o.medianOf(func(m *Measure) *float64 { return m.ChunkMean }); mean != nil {

@@ -11,9 +11,11 @@ import (
 	"net/netip"
 	"sync/atomic"
 
+	"github.com/kvferry/kvferry/bench/kvgen"
 	"github.com/kvferry/kvferry/bench/wan"
 	"github.com/kvferry/kvferry/internal/certs"
 	"github.com/kvferry/kvferry/transfer"
+	"github.com/kvferry/kvferry/transfer/codec"
 )
 
 // rig is one network with the bytes that move over it, for all configurations.
@@ -38,10 +40,22 @@ func newRig(cfg Config) (*rig, error) {
 		return nil, err
 	}
 	r.from, r.to = make([]byte, size), make([]byte, size)
-	fill(r.from, cfg.Seed)
+	fillKV(r.from, cfg.PageBytes, cfg.Seed)
 	clear(r.to) // touches it
 	r.net = wan.NewNetwork(cfg.WAN)
 	return r, nil
+}
+
+// distinct is how many bytes of pages are made; they are repeated from there on. Pages are coded one by one.
+const distinct = 32 << 20
+
+// fillKV writes seeded pages that look like KV cache to a codec.
+func fillKV(b []byte, pageBytes int, seed uint64) {
+	n := min(len(b), max(distinct/pageBytes, 1)*pageBytes)
+	kvgen.Fill(b[:n], pageBytes, seed)
+	for ; n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
+	}
 }
 
 // fill writes seeded bytes that do not compress.
@@ -91,7 +105,7 @@ func (p *pair) up(ctx context.Context) (err error) {
 		return err
 	}
 	asEnd(ctx, endSource, func(context.Context) {
-		p.agents[0], err = p.open(endSource, transfer.Config{Conn: listener})
+		p.agents[0], err = p.open(endSource, transfer.Config{Conn: listener, Codec: p.rig.cfg.Codec})
 	})
 	if err != nil {
 		return errors.Join(err, listener.Close())
@@ -109,6 +123,7 @@ func (p *pair) up(ctx context.Context) (err error) {
 	}
 	src := transfer.Bytes(p.rig.from, p.rig.cfg.PageBytes)
 	src.Source, src.Sink = stamped{src.Source, &p.rec}, nil
+	src.Element = codec.BF16
 	if p.from, err = p.agents[0].Register(src); err != nil {
 		return err
 	}

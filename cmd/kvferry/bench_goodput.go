@@ -22,6 +22,7 @@ type goodputFlags struct {
 	link, sourceAddr, source string
 	bytes, page, pages       int64
 	stripes                  []int
+	codec                    string
 	warmup, repeats          int64
 	cold, yes                bool
 	class                    string
@@ -114,6 +115,7 @@ func (g *goodputFlags) register(cmd *cobra.Command) {
 	fl.Var(newRate(&g.linkRate), "link-rate", "what the link is known to carry, for link_share; between daemons")
 	fl.Var(newChoice(&g.class, "background", "interactive", "background", "replication"), "class", "interactive, background or replication: what the source sends first; between daemons")
 	fl.BoolVar(&g.yes, "yes", false, "do saturate the link between the daemons, without asking")
+	fl.StringVar(&g.codec, "codec", "auto", "how pages, BF16 values as caches have them, are coded: auto, off or a codec's name; with --wan")
 	fl.Uint64Var(&g.seed, "seed", 0, "of the bytes")
 	complete(cmd, "wan", "rtt=70ms,rate=500Mbps,loss=0")
 	complete(cmd, "class", "interactive", "background", "replication")
@@ -127,7 +129,7 @@ func (g *goodputFlags) check(cmd *cobra.Command) error {
 	case cmd.Flags().Changed("wan"):
 		return meaningless(cmd, "with --wan", "source", "max-rate", "link-rate", "class", "yes")
 	case g.sourceAddr != "":
-		return meaningless(cmd, "between daemons, whose own configuration sets the connections", "stripes", "cold", "cut")
+		return meaningless(cmd, "between daemons, whose own configuration sets the connections", "stripes", "cold", "cut", "codec")
 	}
 	return usagef("", "--wan rtt=70ms,rate=500Mbps,loss=0 for a model of the link, or --source-addr unix:///PATH for two daemons", "neither --wan nor --source-addr is given")
 }
@@ -145,7 +147,7 @@ func (a *app) goodput(ctx context.Context, g *goodputFlags, bar *results.Progres
 		}
 		return goodput.Run(ctx, goodput.Config{
 			WAN: model, Bytes: g.bytes, PageBytes: int(g.page), PagesPerBlock: int(g.pages), Stripes: g.stripes, Warmup: warmup, Repeats: int(g.repeats), Cold: g.cold,
-			CutFor: g.cut, Seed: g.seed, Progress: showGoodput(bar),
+			CutFor: g.cut, Codec: g.codec, Seed: g.seed, Progress: showGoodput(bar),
 		})
 	}
 	cfg := goodput.DaemonsConfig{

@@ -17,7 +17,6 @@ import (
 
 	"github.com/kvferry/kvferry/internal/engineload"
 	"github.com/kvferry/kvferry/transfer"
-	"github.com/kvferry/kvferry/transfer/codec"
 )
 
 // Config is everything kvferryd can be told. Zero means the documented default everywhere; negative means off where a
@@ -274,8 +273,7 @@ func (c Config) Validate() error {
 	check(c.Arena.Group >= 0, "arena.group", c.Arena.Group, "0 (the daemon's own group) or a numeric group id")
 	check(c.Link.Stripes >= 0 && c.Link.Stripes <= transfer.MaxStripes, "link.stripes", c.Link.Stripes, "1 to 64, or 0 for as many as the path needs")
 	check(c.Link.RoundTrips > 0 && c.Link.RoundTrips <= 100, "link.round_trips", c.Link.RoundTrips, "above 0 and at most 100")
-	_, codecErr := codec.Parse(c.Link.Codec)
-	check(codecErr == nil || c.Link.Codec == transfer.CodecAuto || c.Link.Codec == transfer.CodecOff, "link.codec", fmt.Sprintf("%q", c.Link.Codec), `"auto", "off", "huff", "split4", "huff16", "huff8", "zstd" or "raw"`)
+	check(transfer.CheckCodec(c.Link.Codec) == nil, "link.codec", fmt.Sprintf("%q", c.Link.Codec), `"auto", "off", "huff", "split4", "huff16", "huff8", "zstd" or "raw"`)
 	check(c.Link.Repair == repairAuto || c.Link.Repair == off, "link.repair", fmt.Sprintf("%q", c.Link.Repair), `"auto" or "off"`)
 	for _, d := range []struct {
 		field        string

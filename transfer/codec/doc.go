@@ -22,7 +22,7 @@
 //	n/2  the other plane
 //	     tail: n mod 16 bytes
 //
-//	block, of 65,535 bytes of the plane, the last one of the rest:
+//	block, of an equal part of the plane, as few as make an even number of at most 65,535 bytes:
 //	 1  kind: 0 as it is, 1 one byte repeated, 2 Huffman (huff0, four streams, its table first)
 //	 3  length of what follows
 //

@@ -8,8 +8,8 @@ import (
 
 // Blocks of a coded plane.
 const (
-	// blockBytes keeps the streams of a block below the 64 KiB that huff0 can say.
-	blockBytes       = 1<<16 - 1
+	// mostBlock keeps the streams of a block below the 64 KiB that huff0 can say.
+	mostBlock        = 1<<16 - 1
 	blockHeaderBytes = 4
 
 	blockRaw     = 0
@@ -24,11 +24,20 @@ type huffScratch struct {
 	enc, dec huff0.Scratch
 }
 
+// blockSize is that of the blocks of a plane of n bytes: as many for each half, which
+// are K and V of a page and differ in scale, so that each has tables of its own.
+func blockSize(n int) int {
+	half := (n + 1) / 2
+	each := (half + mostBlock - 1) / mostBlock
+	return (half + each - 1) / max(each, 1)
+}
+
 // encode appends plane in blocks.
 func (h *huffScratch) encode(dst, plane []byte) []byte {
+	size := blockSize(len(plane))
 	h.enc.Reuse, h.enc.TableLog = huff0.ReusePolicyNone, tableLog
 	for len(plane) > 0 {
-		b := plane[:min(len(plane), blockBytes)]
+		b := plane[:min(len(plane), size)]
 		plane = plane[len(b):]
 		out, _, err := huff0.Compress4X(b, &h.enc)
 		switch {
@@ -49,6 +58,7 @@ func appendBlock(dst []byte, kind byte, n int) []byte {
 
 // decode fills plane from the blocks that src begins with, and returns what is left of src.
 func (h *huffScratch) decode(plane, src []byte) ([]byte, error) {
+	size := blockSize(len(plane))
 	for len(plane) > 0 {
 		if len(src) < blockHeaderBytes {
 			return nil, corrupt("%d bytes left, want a block for %d more", len(src), len(plane))
@@ -57,7 +67,7 @@ func (h *huffScratch) decode(plane, src []byte) ([]byte, error) {
 		if src = src[blockHeaderBytes:]; n > len(src) {
 			return nil, corrupt("block of %d bytes, %d left", n, len(src))
 		}
-		b := plane[:min(len(plane), blockBytes)]
+		b := plane[:min(len(plane), size)]
 		if err := h.block(b, src[:n], kind); err != nil {
 			return nil, err
 		}
