@@ -52,9 +52,34 @@ const distinct = 32 << 20
 // fillKV writes seeded pages that look like KV cache to a codec.
 func fillKV(b []byte, pageBytes int, seed uint64) {
 	n := min(len(b), max(distinct/pageBytes, 1)*pageBytes)
-	kvgen.Fill(b[:n], pageBytes, seed)
+	for at, i := 0, 0; at < n; at, i = at+pageBytes, i+1 {
+		fillPage(b[at:min(at+pageBytes, n)], i%layers, seed+uint64(i))
+	}
 	for ; n < len(b); n *= 2 {
 		copy(b[n:], b[:n])
+	}
+}
+
+// layers is how many layers the pages are of, in turn.
+const layers = 32
+
+// fillPage fills a page with K and V of heads of 16 tokens and 128 channels, or, where it is no multiple of such, with one token of as
+// many channels as fit, and bytes that do not compress for the rest.
+func fillPage(b []byte, layer int, seed uint64) {
+	half := len(b) / 4 // elements
+	c := kvgen.Config{Tokens: 16, HeadDim: 128, Heads: half / (16 * 128), Layer: layer, Layers: layers, Seed: seed}
+	if half%(16*128) != 0 || half == 0 {
+		half = half / 2 * 2
+		c.Tokens, c.HeadDim, c.Heads = 1, half, 1
+	}
+	for c.Kind = kvgen.K; half > 0 && c.Kind <= kvgen.V; c.Kind++ {
+		if err := kvgen.Generate(b[:2*half], c); err != nil {
+			panic("BUG: " + err.Error())
+		}
+		b = b[2*half:]
+	}
+	if len(b) > 0 {
+		fill(b, seed)
 	}
 }
 

@@ -52,7 +52,8 @@ func TestCleanLink(t *testing.T) {
 	if *o.LinkShare >= 0.75 && o.LimitedBy != LimitLink {
 		t.Errorf("limited by %s: %s", o.LimitedBy, o.Why)
 	}
-	if o.EffectiveBps != o.GoodputBps || o.RampSeconds == nil || *o.RampSeconds < 0.1 || *o.RampSeconds > 0.5 {
+	// Pages are BF16 values, which Huffman takes to a little over two thirds.
+	if r := o.EffectiveBps / o.GoodputBps; r < 1.4 || r > 1.55 || o.RampSeconds == nil || *o.RampSeconds < 0.1 || *o.RampSeconds > 0.5 {
 		t.Errorf("effective %v of %v, ramp %v", o.EffectiveBps, o.GoodputBps, text(o.RampSeconds, "%v"))
 	}
 	// A chunk of 1 MiB takes 42 ms at 200 Mbit/s, and half a round trip.
@@ -63,7 +64,7 @@ func TestCleanLink(t *testing.T) {
 		t.Errorf("rtt %+v", o.RTT)
 	}
 	for _, m := range o.Runs {
-		if m.WireBytes <= m.Bytes || !m.Complete || m.Bytes != o.Bytes || *m.PacketsSent < m.Bytes/1280 {
+		if m.WireBytes <= m.CodedBytes || m.CodedBytes >= m.Bytes || !m.Complete || m.Bytes != o.Bytes || *m.PacketsSent < m.CodedBytes/1280 {
 			t.Errorf("run %+v", m)
 		}
 	}
@@ -94,7 +95,7 @@ func TestLossyLinkInTurns(t *testing.T) {
 		t.Fatalf("configurations %+v", res.Configurations)
 	}
 	for _, o := range res.Configurations {
-		if o.Cold != nil || *o.Loss < 1e-4 || *o.Loss > 0.05 || *o.RetransmittedPackets < 1 || *o.LinkShare > 0.957 {
+		if o.Cold != nil || *o.Loss < 1e-4 || *o.Loss > 0.1 || *o.RetransmittedPackets < 1 || *o.LinkShare > 0.957 {
 			t.Errorf("%d stripes: loss %v, resent %v, share %v", o.Stripes, *o.Loss, *o.RetransmittedPackets, *o.LinkShare)
 		}
 		for _, m := range o.Runs {
