@@ -169,6 +169,7 @@ func TestPathMetrics(t *testing.T) {
 		r := newRig(t, slow, nil) // 1.2 MB take ten seconds: many looks at the path
 		r.ea.session("s", 150)
 		r.b.mustEnd(request("s"), committed, "", moved)
+		time.Sleep(5 * time.Second) // for the last acknowledgements
 		r.wantLinkMetrics(r.b.samples())
 		resp, err := r.b.region.ListLinks(context.Background(), &pb.ListLinksRequest{})
 		if err != nil {
