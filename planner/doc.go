@@ -22,7 +22,7 @@
 // # Limitations
 //
 // A mode's spread is one relative figure, that of Compute or of Link; its time is taken for normally distributed. Modes are
-// ranked by P95 only where the spread of every eligible one is known. Dollars, codecs, M/G/1 queues and replica routing are
+// ranked by P95 only where the spread of every eligible one is known. Dollars, M/G/1 queues and replica routing are
 // not modelled. [ModeHybrid] and [ModeBackground] exist as names only and are always refused with
 // [RefusalNotBuilt]. The tail tokens that follow the last whole block are prefilled in every mode, so no mode but
 // recompute is charged for them. A cold link is charged its slow start and not its handshake.
