@@ -35,6 +35,7 @@ type Agent struct {
 
 	outBuffers sync.Pool  // *chunkBuffer, a chunk each
 	inBuffers  sync.Pool  // *chunkBuffer, a page each
+	outCodes   sync.Pool  // *codedChunk, a chunk each
 	inCodes    *sync.Pool // *codedPage, a page each
 	limiters   limiters   // of tenants
 
@@ -67,6 +68,7 @@ func Open(cfg Config) (*Agent, error) {
 	a := &Agent{cfg: cfg, quic: cfg.quicConfig()}
 	a.outBuffers.New = func() any { return new(chunkBuffer) }
 	a.inBuffers.New = func() any { return new(chunkBuffer) }
+	a.outCodes.New = func() any { return new(codedChunk) }
 	a.inCodes = &sync.Pool{New: func() any { return new(codedPage) }}
 	a.mu.closeDone = make(chan struct{})
 	a.mu.memories = make(map[MemoryID]*memory)

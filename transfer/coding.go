@@ -231,26 +231,27 @@ func (l *Link) rate() float64 {
 	return sum
 }
 
-// code codes the pages of a chunk; nil: they go raw. The result is valid until the
-// next call.
-func (w *writer) code(c chunk, raw []byte) ([]byte, error) {
-	mem, k := c.flow.mems[c.pair], &w.link.coder
+// code codes the pages of a chunk in place, and returns how many bytes they take
+// then; 0: they go raw, and are as they were.
+func (l *Link) code(c chunk, pages []byte) (int, error) {
+	mem, k := c.flow.mems[c.pair], &l.coder
 	if k.mode == CodecOff {
-		return nil, nil
+		return 0, nil
 	}
-	id := k.choose(mem.Element, w.link.rate())
+	id := k.choose(mem.Element, l.rate())
 	if id == codec.Raw {
-		return nil, nil
+		return 0, nil
 	}
+	out := l.agent.outCodes.Get().(*codedChunk)
+	defer l.agent.outCodes.Put(out)
 	start := time.Now()
-	if err := w.coded.encode(id, raw, mem.PageBytes); err != nil {
-		return nil, err
+	if err := out.encode(id, pages, mem.PageBytes); err != nil {
+		return 0, err
 	}
-	if !k.coded(mem.Element, id, len(raw), len(w.coded.b), time.Since(start)) {
-		return nil, nil
+	if !k.coded(mem.Element, id, len(pages), len(out.b), time.Since(start)) {
+		return 0, nil
 	}
-	m := w.link.agent.metrics
-	m.codedPages.Add(float64(len(raw)))
-	m.codedWire.Add(float64(len(w.coded.b)))
-	return w.coded.b, nil
+	l.agent.metrics.codedPages.Add(float64(len(pages)))
+	l.agent.metrics.codedWire.Add(float64(len(out.b)))
+	return copy(pages, out.b), nil // shorter: it is worth sending
 }

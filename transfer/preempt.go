@@ -51,7 +51,6 @@ type writer struct {
 	link   *Link
 	stripe *stripe
 	limit  func(int) int // nil: nothing is above the class
-	coded  codedChunk    // scratch
 }
 
 func newWriter(l *Link, s *stripe, class Class) *writer {

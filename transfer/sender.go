@@ -68,13 +68,13 @@ func (l *Link) sendChunk(w *writer, c chunk) (lost bool, err error) {
 	if f.key.own {
 		h.Flags = wire.FlagChunkOwn
 	}
-	out, err := w.code(c, buf.b[head:head+raw])
+	n, err := l.code(c, buf.b[head:])
 	if err != nil {
 		return false, fmt.Errorf("code chunk: %w", err)
 	}
-	if out != nil {
-		buf.grow(head+len(out), c.pages)
-		h.Codec, h.WireLength = wire.CodecPages, uint32(copy(buf.b[head:], out))
+	if n > 0 {
+		buf.b = buf.b[:head+n]
+		h.Codec, h.WireLength = wire.CodecPages, uint32(n)
 	}
 	if err := wire.PutChunkHeader(buf.b, &h, buf.sums); err != nil {
 		return false, fmt.Errorf("encode chunk: %w", err)
