@@ -557,7 +557,7 @@ func TestExpirySoon(t *testing.T) {
 	for _, c := range []struct {
 		before time.Duration // of the certificate's end
 		want   doctor.Status
-	}{{15 * 24 * time.Hour, doctor.OK}, {13 * 24 * time.Hour, doctor.Warn}, {time.Second, doctor.Warn}, {-time.Second, doctor.Fail}, {2 * 365 * 24 * time.Hour, doctor.Fail}} {
+	}{{15 * 24 * time.Hour, doctor.OK}, {13 * 24 * time.Hour, doctor.Warn}, {time.Minute, doctor.Warn}, {-time.Minute, doctor.Fail}, {2 * 365 * 24 * time.Hour, doctor.Fail}} {
 		end := time.Now().Add(certs.NodeValidity)
 		s.setup.Host.Now = func() time.Time { return end.Add(-c.before) }
 		byName, _ := s.run()
