@@ -8,12 +8,13 @@ import (
 
 	"github.com/kvferry/kvferry/bench/results"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+	"github.com/kvferry/kvferry/transfer"
 )
 
 // A path that loses one packet in a hundred is reported to, though repair hides nearly all of it from QUIC; parity is in the
 // bytes of the wire.
 func TestLossIsThePaths(t *testing.T) {
-	o := inBubble(t, Config{WAN: model(t, "rtt=20ms,rate=200Mbps,loss=0.01,seed=1"), Bytes: 16 << 20, PagesPerBlock: 16, Repeats: 2}).Best()
+	o := inBubble(t, Config{WAN: model(t, "rtt=20ms,rate=200Mbps,loss=0.01,seed=1"), Bytes: 16 << 20, PagesPerBlock: 16, Repeats: 2, Codec: transfer.CodecOff}).Best()
 	if o.Loss == nil || math.Abs(*o.Loss-0.01) > 0.003 {
 		t.Errorf("loss %s, the path's is 0.01", text(o.Loss, "%.4f"))
 	}
