@@ -33,11 +33,11 @@ type Agent struct {
 	listener *quic.Listener
 	metrics  *metrics
 
-	outBuffers sync.Pool  // *chunkBuffer, a chunk each
-	inBuffers  sync.Pool  // *chunkBuffer, a page each
-	outCodes   sync.Pool  // *codedChunk, a chunk each
-	inCodes    *sync.Pool // *codedPage, a page each
-	limiters   limiters   // of tenants
+	outBuffers sync.Pool // *chunkBuffer, a chunk each
+	inBuffers  sync.Pool // *chunkBuffer, a page each
+	outCodes   sync.Pool // *codedChunk, a chunk each
+	inCodes    sync.Pool // *codedPage, a page each
+	limiters   limiters  // of tenants
 
 	// ctx ends with the agent.
 	ctx    context.Context //nolint:containedctx // a lifetime, like net/http's base context
@@ -69,7 +69,7 @@ func Open(cfg Config) (*Agent, error) {
 	a.outBuffers.New = func() any { return new(chunkBuffer) }
 	a.inBuffers.New = func() any { return new(chunkBuffer) }
 	a.outCodes.New = func() any { return new(codedChunk) }
-	a.inCodes = &sync.Pool{New: func() any { return new(codedPage) }}
+	a.inCodes.New = func() any { return new(codedPage) }
 	a.mu.closeDone = make(chan struct{})
 	a.mu.memories = make(map[MemoryID]*memory)
 	a.mu.links = make(map[*Link]struct{})

@@ -106,10 +106,15 @@ func (k *coder) meet(mask uint64) { k.mask.Store(mask) }
 
 func (k *coder) allowed(id codec.ID) bool { return k.mask.Load()>>id&1 == 1 }
 
+// codes reports whether pages of kind e may ever leave coded.
+func (k *coder) codes(e codec.Element) bool {
+	return k.mode != CodecOff && (k.mode != CodecAuto || len(codec.For(e)) > 0)
+}
+
 // choose returns the codec for a chunk of pages of kind e on a path of rate bytes
 // a second, 0: unknown.
 func (k *coder) choose(e codec.Element, rate float64) codec.ID {
-	if k.mode == CodecOff {
+	if !k.codes(e) {
 		return codec.Raw
 	}
 	k.mu.Lock()
@@ -196,20 +201,17 @@ func (c *codedChunk) encode(id codec.ID, raw []byte, pageBytes int) error {
 	}
 	c.b = c.b[:0]
 	for len(raw) > 0 {
-		page, at := raw[:pageBytes], len(c.b)
+		page, at, used := raw[:pageBytes], len(c.b), id
 		raw = raw[pageBytes:]
-		c.b = wire.AppendPageHeader(c.b, wire.PageHeader{Codec: uint8(id)})
-		out, err := codec.Encode(id, c.b, page, &c.scratch)
-		switch {
-		case errors.Is(err, codec.ErrIncompressible):
-			wire.AppendPageHeader(c.b[:at], wire.PageHeader{Codec: uint8(codec.Raw), Length: uint32(pageBytes)})
-			c.b = append(c.b, page...)
-		case err != nil:
-			return err
-		default:
-			c.b = out
-			wire.AppendPageHeader(c.b[:at], wire.PageHeader{Codec: uint8(id), Length: uint32(len(out) - at - wire.PageHeaderBytes)})
+		out, err := codec.Encode(id, wire.AppendPageHeader(c.b, wire.PageHeader{}), page, &c.scratch)
+		if errors.Is(err, codec.ErrIncompressible) {
+			used, out, err = codec.Raw, append(out, page...), nil
 		}
+		if err != nil {
+			return err
+		}
+		c.b = out
+		wire.AppendPageHeader(c.b[:at], wire.PageHeader{Codec: uint8(used), Length: uint32(len(out) - at - wire.PageHeaderBytes)})
 	}
 	return nil
 }
@@ -235,7 +237,7 @@ func (l *Link) rate() float64 {
 // then; 0: they go raw, and are as they were.
 func (l *Link) code(c chunk, pages []byte) (int, error) {
 	mem, k := c.flow.mems[c.pair], &l.coder
-	if k.mode == CodecOff {
+	if !k.codes(mem.Element) { // the rate need not be known
 		return 0, nil
 	}
 	id := k.choose(mem.Element, l.rate())

@@ -39,7 +39,7 @@ func TestChooseCodec(t *testing.T) {
 			if got := k.choose(tc.element, tc.rate); got != tc.want {
 				t.Errorf("%v, want %v", got, tc.want)
 			}
-			if tc.mode == CodecAuto && got(&k, tc.element, tc.rate) != tc.want {
+			if tc.mode == CodecAuto && k.choose(tc.element, tc.rate) != tc.want {
 				t.Error("chooses otherwise the second time")
 			}
 		})
@@ -58,8 +58,6 @@ func TestChooseCodec(t *testing.T) {
 		}
 	}
 }
-
-func got(k *coder, e codec.Element, rate float64) codec.ID { return k.choose(e, rate) }
 
 // TestCodecHysteresis has a choice stay while another one is faster by less than
 // the margin, and change beyond.

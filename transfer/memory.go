@@ -28,7 +28,7 @@ type Memory struct {
 	PageBytes int
 	// Length of the memory in bytes.
 	Length int64
-	// Element is what pages hold, for the choice of a codec. Default codec.Bytes: not
+	// Element is what pages hold, for the choice of a codec. Default codec.Unknown: not
 	// known.
 	Element codec.Element
 	// Source gives the pages out. Nil: nothing can be sent from this memory.

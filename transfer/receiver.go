@@ -94,7 +94,7 @@ func (l *Link) receivePages(s *stripe, stream *quic.ReceiveStream, in *intake, h
 	}
 	in.received.Add(int64(wire.ChunkFixedBytes + 4*pages))
 	page := buf.b[:pageBytes]
-	c := pageReader{coded: h.Codec == wire.CodecPages, left: int(h.WireLength), codes: l.agent.inCodes}
+	c := pageReader{coded: h.Codec == wire.CodecPages, left: int(h.WireLength), codes: &l.agent.inCodes}
 	defer c.close()
 	var bad []int
 	for i := range pages {

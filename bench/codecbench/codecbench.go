@@ -144,7 +144,7 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 	for i := range res.Codecs {
 		m := &res.Codecs[i]
 		m.BoundRatio = bound
-		m.EncodeGBps, m.DecodeGBps, m.CPUSecondsPerGB = median(m.encode), median(m.decode), median(m.cpu)
+		m.EncodeGBps, m.DecodeGBps, m.CPUSecondsPerGB = results.Median(m.encode), results.Median(m.decode), results.Median(m.cpu)
 	}
 	return res, nil
 }
@@ -211,11 +211,6 @@ func generate(c Config) (pages [][]byte, bound float64, err error) {
 		pages = append(pages, p)
 	}
 	return pages, raw / least, nil
-}
-
-func median(v []float64) float64 {
-	s := slices.Sorted(slices.Values(v))
-	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
 }
 
 // File returns the result in the schema of all benchmarks.
