@@ -126,7 +126,7 @@ func againstExpfmt(t *testing.T, text string) {
 			f = &family{}
 		}
 		want, fine := values(families, name)
-		if !fine {
+		if !fine || glued(text, name) {
 			continue
 		}
 		got := map[string]int{}
@@ -137,6 +137,29 @@ func againstExpfmt(t *testing.T, text string) {
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-expfmt +ours):\n%s\n%q", name, diff, text)
+		}
+	}
+}
+
+// glued says whether a line of text has something right behind name that is neither blank nor a brace. expfmt reads a
+// value there. We refuse it: "name.5 1" is a sample of another name, with a dot, and not one half of this.
+func glued(text, name string) bool {
+	for line := range strings.Lines(text) {
+		rest, ok := strings.CutPrefix(strings.TrimSpace(line), name)
+		if ok && rest != "" && len(sampleName([]byte(name+rest))) == len(name) && !strings.ContainsAny(rest[:1], " \t{") {
+			return true
+		}
+	}
+	return false
+}
+
+// A value right behind a name is not that name's: the line is another name's, or none.
+func TestGlued(t *testing.T) {
+	t.Parallel()
+	for _, rest := range []string{".5 1", "+0", "-0", "\"x\" 1", "\xc3\xa9 1"} {
+		l, err := parseText("vllm:num_requests_waiting 2\nvllm:num_requests_running" + rest + "\n")
+		if err != nil || l.Running.Known || l.Waiting != known(2) {
+			t.Errorf("%q: running %v, waiting %v, %v", rest, l.Running, l.Waiting, err)
 		}
 	}
 }
@@ -368,6 +391,7 @@ func FuzzParse(f *testing.F) {
 		}
 		f.Add(few.String()[:min(few.Len(), 1000)])
 	}
+	f.Add("sglang:num_queue_reqs+0\n")
 	f.Add("vllm:num_requests_running{a=\"\\\\\\n\\\"\",} 1 2\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		l, err := parseText(text)
