@@ -48,7 +48,7 @@ type Share struct {
 	// something to send. 0: 1. It must be finite; one that is negative counts as 1.
 	// Transfers of a tenant should agree: the latest to begin decides.
 	Weight float64
-	// MaxRate bounds the tenant's page bytes a second over all links of the agent;
+	// MaxRate bounds the tenant's page bytes a second, as they travel, over all links of the agent;
 	// 0 or negative: unbounded. The latest transfer to begin decides.
 	MaxRate int64
 }

@@ -78,6 +78,30 @@ func TestCoded(t *testing.T) {
 	}
 }
 
+// TestCodedUnderACap: a rate holds what travels, so that coded pages land faster than it.
+func TestCodedUnderACap(t *testing.T) {
+	const pages, rate = 160, 2_000_000
+	synctest.Test(t, func(t *testing.T) {
+		f := overWAN(t, "rtt=20ms,rate=100Mbps,loss=0")
+		edit := func(c *transfer.Config) { c.MaxRate = rate }
+		p := &pull{src: f.open(1, edit), dst: f.open(2, edit), from: newProbe(bf16(5, pages*pageBytes)), to: newProbe(make([]byte, pages*pageBytes))}
+		from, to := p.from.memory(), p.to.memory()
+		from.Element = codec.BF16
+		theirs, mine := register(t, p.src, from), register(t, p.dst, to)
+		res, err := readAll(t, connect(t, p.dst, p.src), mine, theirs, pages, transfer.TransferOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.equal(t)
+		// The last chunk is not waited for, and round trips are little.
+		most := time.Duration(float64(res.WireBytes)/rate*1e9) + 200*time.Millisecond
+		least := time.Duration(float64(res.WireBytes-2<<20)/rate*1e9) - 50*time.Millisecond
+		if res.Duration < least || res.Duration > most || res.WireBytes*14 > res.BytesTotal*10 {
+			t.Errorf("%d of %d bytes in %v, want %v to %v", res.WireBytes, res.BytesTotal, res.Duration, least, most)
+		}
+	})
+}
+
 // TestCodecName refuses codecs that do not exist.
 func TestCodecName(t *testing.T) {
 	err := transfer.Config{Codec: "lz4"}.Validate()

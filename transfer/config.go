@@ -133,8 +133,9 @@ type Config struct {
 	// those queued for longer gets a quarter of the bytes of its class and tenant.
 	// Default 10 s; negative: off.
 	AgeAfter time.Duration
-	// MaxRate bounds the page bytes a second that are sent on a link, repeats
-	// included, headers not. Default 0: unbounded.
+	// MaxRate bounds the page bytes a second that are sent on a link, as they travel
+	// (coded, where they are), repeats and duplicates included, headers and parity
+	// not. Default 0: unbounded.
 	MaxRate int64
 
 	// Logger takes events. Default: none.

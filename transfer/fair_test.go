@@ -531,3 +531,50 @@ func TestPlace(t *testing.T) {
 		}
 	}
 }
+
+// TestCharge: what a chunk counts for at its rates is what travels: less when it was coded, more when it goes twice.
+func TestCharge(t *testing.T) {
+	const pages = 16*100 + 3
+	for name, tc := range map[string]struct {
+		charge func(raw int64) int64
+		factor float64
+	}{
+		"coded":    {func(raw int64) int64 { return -raw / 2 }, 0.5},
+		"doubled":  {func(raw int64) int64 { return raw }, 2},
+		"nothing":  {func(int64) int64 { return 0 }, 1},
+		"too much": {func(int64) int64 { return math.MinInt32 }, 0},
+	} {
+		for _, tenant := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				const rate = 10_000_019
+				l := testLink()
+				q := &l.sched
+				share := Share{}
+				if tenant {
+					share = Share{Tenant: "capped", MaxRate: rate}
+				} else {
+					q.limit.setRate(rate, time.Now())
+				}
+				q.addStripe(1, nil)
+				f := queuedFlow(l, Background, share, pages, time.Time{})
+				start := time.Now()
+				var last time.Duration
+				var sent, before int64 // before the last chunk
+				q.start(f)
+				go server(q, Background, func(c chunk) {
+					last = time.Since(start)
+					before, sent = sent, sent+c.bytes()
+					q.charge(c, tc.charge(c.bytes()))
+					if sent == f.bytes() {
+						q.close()
+					}
+				})
+				time.Sleep(time.Hour)
+				want := time.Duration(tc.factor * float64(before) * 1e9 / rate)
+				if sent != f.bytes() || last < want-time.Microsecond || last > want+time.Microsecond {
+					t.Errorf("%s, of a tenant %v: %d of %d bytes, the last chunk after %v, want %v", name, tenant, sent, f.bytes(), last, want)
+				}
+			})
+		}
+	}
+}

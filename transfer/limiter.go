@@ -86,6 +86,20 @@ func (l *limiter) take(now time.Time, n int64) time.Duration {
 	return 0
 }
 
+// charge corrects what was started by n bytes: less, because a chunk was coded, or more, because it is written twice.
+func (l *limiter) charge(n int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.rate == 0 {
+		return
+	}
+	if n < 0 {
+		l.mu.bytes -= min(uint64(-n), l.mu.bytes)
+		return
+	}
+	l.mu.bytes += uint64(n)
+}
+
 // idle reports whether forgetting the limiter would let nothing through early.
 func (l *limiter) idle(now time.Time) bool { return l.wait(now) == 0 }
 

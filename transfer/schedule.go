@@ -218,6 +218,19 @@ func (q *scheduler) next(stripe uint32, class Class) (c chunk, wait time.Duratio
 	return c, 0, true
 }
 
+// charge corrects what a chunk counts for at its rates by n bytes.
+func (q *scheduler) charge(c chunk, n int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.limit.charge(n)
+	if c.flow.limit != nil {
+		c.flow.limit.charge(n)
+	}
+	if n < 0 && !q.wakeAt.IsZero() { // a chunk may start sooner than it seemed
+		q.wakeLocked(Interactive)
+	}
+}
+
 // wakeInLocked has the senders look again when a rate allows a chunk.
 func (q *scheduler) wakeInLocked(d time.Duration) {
 	at := time.Now().Add(d)

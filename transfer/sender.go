@@ -100,6 +100,12 @@ func (l *Link) sendChunk(w *writer, c chunk) (lost bool, err error) {
 		return false, nil
 	}
 	defer func() { l.hedges.end(r, l.sched.hasReady()) }()
+	switch travels := int64(h.WireLength); {
+	case c.twin != nil: // nothing was charged for it yet
+		l.sched.charge(c, travels)
+	case travels != int64(raw):
+		l.sched.charge(c, travels-int64(raw))
+	}
 	if err := w.write(stream, c, buf.b, r); err != nil {
 		// A reset by either end is an answer: the receiver asks for what it
 		// misses. Everything else is the connection's end.

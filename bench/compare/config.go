@@ -21,7 +21,7 @@ type Config struct {
 	PageBytes int
 	// Warmup is how many rounds are not counted, at most 100. Default 1; negative: none.
 	Warmup int
-	// Repeats is how many rounds are measured, at most 1000. Default 5: fewer than 4 can show no difference to another result.
+	// Repeats is how many rounds are measured, at most 1000. Default 6: with fewer no difference to another result is shown once several figures are compared.
 	Repeats int
 	// Seed makes the bytes.
 	Seed uint64
@@ -85,7 +85,7 @@ func (c Config) withDefaults() Config {
 	c.Bytes = (c.Bytes + chunkBytes - 1) / chunkBytes * chunkBytes
 	c.PageBytes = orDefault(c.PageBytes, 64<<10)
 	c.Warmup = max(0, orDefault(c.Warmup, 1))
-	c.Repeats = orDefault(c.Repeats, 5)
+	c.Repeats = orDefault(c.Repeats, 6)
 	c.Peers = slices.Clone(c.Peers)
 	if len(c.Peers) == 0 {
 		c.Peers = Names()

@@ -53,7 +53,7 @@ type Config struct {
 	Lengths []int64
 	// MaxPrefix bounds the lengths that are chosen, in tokens: 2 blocks to 1 Mi. Default 8,192.
 	MaxPrefix int64
-	// Repeats is the number of rounds, each of which measures every length once; 1 to 1000. Default 5; quick: 3.
+	// Repeats is the number of rounds, each of which measures every length once; 1 to 1000. Default 6; quick: 3.
 	Repeats int
 	// Budget bounds the time of the rounds: lengths are chosen for it, and once it is over no further round begins after the
 	// third. Default 45 s; quick: 15 s.
@@ -109,7 +109,7 @@ func (c Config) withDefaults() Config {
 	c.Model = strings.ToLower(orDefault(c.Model, defaultModel))
 	c.Engine = orDefault(c.Engine, EnginePaced)
 	c.MaxPrefix = orDefault(c.MaxPrefix, defaultMaxPrefix)
-	repeats, budget := 5, 45*time.Second
+	repeats, budget := 6, 45*time.Second
 	if c.Quick {
 		repeats, budget = 3, 15*time.Second
 	}

@@ -30,7 +30,7 @@ type Config struct {
 	// Warmup is how many transfers go before the measured ones, the first over cold connections; at most 100. Default 1;
 	// negative: none.
 	Warmup int
-	// Repeats is how many transfers are measured, each configuration; at most 1000. Default 5: fewer than 4 a side can show no difference.
+	// Repeats is how many transfers are measured, each configuration; at most 1000. Default 6: with fewer no difference is shown once several figures are compared.
 	Repeats int
 	// Cold gives every measured transfer fresh connections.
 	Cold bool
@@ -91,7 +91,7 @@ func (c Config) withDefaults() Config {
 		c.Stripes = []int{0}
 	}
 	c.Warmup = max(0, orDefault(c.Warmup, 1))
-	c.Repeats = orDefault(c.Repeats, 5)
+	c.Repeats = orDefault(c.Repeats, 6)
 	return c
 }
 

@@ -61,7 +61,7 @@ machine is also the link: stay at or below 500 Mbit/s, and believe its warnings.
 	fl.Var(newBytes(&c.cfg.Bytes, 256<<20, 1, 16<<30), "bytes", "bytes a transfer; each process of a way holds as much, at rest too")
 	fl.Var(newBytes(&c.page, 64<<10, 4<<10, 1<<20), "page", "bytes a page, a power of two")
 	fl.Var(newCount(&c.warmup, 1, 0, 100), "warmup", "rounds that are not counted; the first has cold connections")
-	fl.Var(newCount(&c.rounds, 5, 1, 1000), "repeats", "rounds that are measured; fewer than 4 a side can show no difference with --diff")
+	fl.Var(newCount(&c.rounds, 6, 1, 1000), "repeats", "rounds that are measured; with fewer than 6 a side --diff shows no difference once several figures are compared")
 	fl.Uint64Var(&c.cfg.Seed, "seed", 0, "of the bytes")
 	fl.StringVar(&c.cfg.ProfileDir, "profile", "", "write a processor profile of each process and transfer to this folder")
 	fl.StringVar(&c.out, "out", "", "draw goodput over processor time to this file, .svg or .png")

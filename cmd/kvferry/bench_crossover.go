@@ -71,7 +71,7 @@ func (c *crossoverFlags) register(cmd *cobra.Command) {
 	fl.Var(newNumber(&c.cfg.RoundTrips, 3, 0.01, 1000), "round-trips", "predict with so many round trips of a migration besides its bytes, as link.round_trips of a daemon")
 	fl.Int64SliceVar(&c.lengths, "prefix", nil, "prefix lengths in tokens, multiples of the block (default: about the predicted crossover)")
 	fl.Var(newCount(&c.cfg.MaxPrefix, 8192, 1, 1<<20), "max-prefix", "longest prefix that may be chosen, tokens")
-	fl.Var(newCount(&c.repeats, 0, 1, 1000), "repeats", "rounds, each of which measures every length once (default 5, with --quick 3)")
+	fl.Var(newCount(&c.repeats, 0, 1, 1000), "repeats", "rounds, each of which measures every length once (default 6, with --quick 3)")
 	fl.Var(newDuration(&c.cfg.Budget, 0, time.Second), "budget", "how long the rounds may take (default 45s, with --quick 15s)")
 	fl.BoolVar(&c.cfg.Quick, "quick", false, "fewer lengths and rounds")
 	fl.Var(newCount(&c.stripes, 0, 0, 64), "stripes", "connections of the link; 0: as many as the path needs, as daemons have it by default")

@@ -108,7 +108,7 @@ func (g *goodputFlags) register(cmd *cobra.Command) {
 	fl.Var(newCount(&g.pages, 80, 1, 1024), "pages-per-block", "pages a block")
 	fl.IntSliceVar(&g.stripes, "stripes", []int{0}, "connections, or several numbers to compare; 0: as many as the path needs; with --wan")
 	fl.Var(newCount(&g.warmup, 1, 0, 100), "warmup", "transfers that are not counted, the first over cold connections")
-	fl.Var(newCount(&g.repeats, 5, 1, 1000), "repeats", "transfers that are measured; fewer than 4 a side can show no difference")
+	fl.Var(newCount(&g.repeats, 6, 1, 1000), "repeats", "transfers that are measured; with fewer than 6 a side --diff shows no difference once several figures are compared")
 	fl.BoolVar(&g.cold, "cold", false, "fresh connections for every transfer; with --wan")
 	fl.Var(newDuration(&g.cut, 0, 0), "cut", "one more transfer whose link is cut for so long at its middle; with --wan")
 	fl.Var(newRate(&g.maxRate), "max-rate", "bound the average rate, as 1Gbps; between daemons")

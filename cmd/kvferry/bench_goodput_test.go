@@ -31,7 +31,7 @@ func TestBenchGoodputInterrupted(t *testing.T) {
 	for _, tc := range []struct {
 		name, at string
 		runs     int
-	}{{"with a whole transfer", "repeat 2 of 5", 1}, {"with nothing", "warm-up", 0}} {
+	}{{"with a whole transfer", "repeat 2 of 6", 1}, {"with nothing", "warm-up", 0}} {
 		t.Run(tc.name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()

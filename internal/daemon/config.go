@@ -127,7 +127,7 @@ type LinkConfig struct {
 	// the pages lose; "off"; or the name of one, for all: "huff", "split4" (BF16), "huff16" (FP16), "huff8" (FP8), "zstd". The peer
 	// must be able to decode it. Default "auto".
 	Codec string `yaml:"codec"`
-	// MaxRate bounds what is sent to each peer, page bytes a second, up to 1e15. Default 0: no bound.
+	// MaxRate bounds what is sent to each peer, page bytes a second as they travel, up to 1e15. Default 0: no bound.
 	MaxRate int64 `yaml:"max_rate"`
 }
 

@@ -101,6 +101,7 @@ func TestHostileOffer(t *testing.T) {
 		{"no lease", func(a *pb.OfferAnswer) { a.LeaseTtl = nil }},
 		{"an endless lease", func(a *pb.OfferAnswer) { a.LeaseTtl = durationpb.New(1<<62 - 1) }},
 		{"negative backlog", func(a *pb.OfferAnswer) { a.EgressBacklogBytes = -5 }},
+		{"negative rate", func(a *pb.OfferAnswer) { a.MaxRate = -1 }},
 		{"no epoch", func(a *pb.OfferAnswer) { a.Session.Epoch = 0 }},
 		{"negative tokens", func(a *pb.OfferAnswer) { a.Session.Tokens = -1 }},
 		{"another session", func(a *pb.OfferAnswer) { a.Session.Ref.SessionId = "v" }},

@@ -113,6 +113,7 @@ type offered struct {
 	slots     []kvstore.SlotRef
 	available int
 	backlog   int64
+	maxRate   int64 // bytes a second that the source's configuration allows; 0: no bound
 }
 
 // wanted is one block to fetch.

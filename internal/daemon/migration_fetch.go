@@ -61,6 +61,7 @@ func (m *migration) decide() (d planner.Decision, plan *pb.Plan, missing int, er
 	missing = missingBlocks(a, t, dr.session.Keys[:dr.offer.available])
 	dr.present0 = int64(len(dr.session.Keys) - missingBlocks(a, t, dr.session.Keys))
 	in := m.d.planInputs(dr.engine, dr.link, dr.session, presentPrefix(a, t, dr.session.Keys), missing, dr.offer.backlog, m.demand)
+	in.link = capped(in.link, dr.offer.maxRate)
 	dr.alone = !in.link.Cold && in.link.EgressBacklog == 0 && dr.link.Stats().Transfers == 0
 	if d, err = planner.Decide(in.request, in.model, in.compute, in.link); err != nil {
 		return d, nil, 0, err

@@ -255,8 +255,8 @@ func (m *migration) checkOffer(a *pb.OfferAnswer, s kvstore.Session) error {
 		return badOffer("%d blocks and %d slots for %d keys", a.GetBlocksAvailable(), slots, len(s.Keys))
 	case slots > 0 && len(a.GetOfferId()) == 0, len(a.GetOfferId()) > 0 && (dry || len(a.GetOfferId()) != len(offerID{})):
 		return badOffer("an id of %d bytes", len(a.GetOfferId()))
-	case ttl <= 0 || ttl > 24*time.Hour || a.GetEgressBacklogBytes() < 0:
-		return badOffer("a lease of %v, a backlog of %d bytes", ttl, a.GetEgressBacklogBytes())
+	case ttl <= 0 || ttl > 24*time.Hour || a.GetEgressBacklogBytes() < 0 || a.GetMaxRate() < 0:
+		return badOffer("a lease of %v, a backlog of %d bytes, a rate of %d bytes a second", ttl, a.GetEgressBacklogBytes(), a.GetMaxRate())
 	}
 	return nil
 }
@@ -276,7 +276,7 @@ func (m *migration) takeOffer(a *pb.OfferAnswer) error {
 	}
 	dr.session, dr.lost = s, 0
 	of := offered{
-		id: a.GetOfferId(), memory: transfer.MemoryID(a.GetMemoryId()), stride: uint64(a.GetStrideBytes()), backlog: a.GetEgressBacklogBytes(),
+		id: a.GetOfferId(), memory: transfer.MemoryID(a.GetMemoryId()), stride: uint64(a.GetStrideBytes()), backlog: a.GetEgressBacklogBytes(), maxRate: a.GetMaxRate(),
 		available: int(a.GetBlocksAvailable()),
 	}
 	for _, r := range a.GetSlots() {

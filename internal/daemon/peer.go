@@ -189,7 +189,7 @@ func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferA
 			return nil, layoutMismatch("the layouts of source and destination differ", "the destination", "the source", diff)
 		}
 	}
-	answer := &pb.OfferAnswer{LeaseTtl: durationpb.New(d.cfg.Migration.LeaseTTL)}
+	answer := &pb.OfferAnswer{LeaseTtl: durationpb.New(d.cfg.Migration.LeaseTTL), MaxRate: d.cfg.maxRate(tenant)}
 	if len(call.GetKeys()) > 0 { // the caller has the keys
 		answer.Session = sessionToProto(kvstore.Session{Tenant: tenant, Pin: session.Pin})
 	} else {

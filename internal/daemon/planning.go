@@ -84,6 +84,18 @@ func (d *Daemon) linkInputs(link *transfer.Link, backlog int64) planner.Link {
 	return out
 }
 
+// capped holds a link's rates to what the source's configuration lets leave, bytes a second; 0: all. A source that is held to a rate is no
+// measurement of the path, so the link's own goodput may stay above it for good.
+func capped(l planner.Link, bytesPerSec int64) planner.Link {
+	limit := planner.Rate(8 * bytesPerSec)
+	if limit <= 0 || l.Goodput <= limit && l.PriorGoodput <= limit {
+		return l
+	}
+	l.Goodput, l.PriorGoodput = min(l.Goodput, limit), min(l.PriorGoodput, limit)
+	l.Source += ", held to the source's max_rate"
+	return l
+}
+
 // codecRatio is what pages lose on the link by coding; 0: nothing is known, or they lose next to nothing.
 func codecRatio(e transfer.Estimate) float64 {
 	if !e.Known() || e.Value < leastCodecRatio {

@@ -16,7 +16,7 @@ type TenantConfig struct {
 	// Weight is the tenant's part of a link among the tenants of one class that have something to send, 0.001 to 1000.
 	// Default 1, as for a tenant that is not listed.
 	Weight float64 `yaml:"weight"`
-	// MaxRate bounds what all links together send for it, page bytes a second, up to 1e15. Default 0: no bound.
+	// MaxRate bounds what all links together send for it, page bytes a second as they travel, up to 1e15. Default 0: no bound.
 	MaxRate int64 `yaml:"max_rate"`
 }
 
@@ -57,6 +57,15 @@ func (c Config) weight(t kvstore.Tenant) float64 {
 		return cfg.Weight
 	}
 	return 1
+}
+
+// maxRate is the least of the rates that hold what is sent of a tenant to one peer; 0: none does.
+func (c Config) maxRate(t kvstore.Tenant) int64 {
+	link, tenant := c.Link.MaxRate, c.Tenants[string(t)].MaxRate
+	if link == 0 || tenant == 0 {
+		return max(link, tenant)
+	}
+	return min(link, tenant)
 }
 
 // share is how a puller's transfer counts: its tenant is that of the offer whose capability it brought.

@@ -119,6 +119,48 @@ func TestPredictedWait(t *testing.T) {
 	})
 }
 
+// A plan knows the rate that the source's configuration leaves a tenant, though the link could do more.
+func TestPlanKnowsTheSourcesRate(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, fast, func(name string, c *Config, _ *Parts) {
+			c.Arena.Bytes = 8 << 20
+			if name == "a" {
+				c.Link.MaxRate = 2_000_000
+				c.Tenants = map[string]TenantConfig{"capped": {MaxRate: 100_000}, "free": {MaxRate: 5_000_000}}
+			}
+		})
+		r.ea.session("s", 100)
+		r.b.mustEnd(request("s"), committed, "", moved) // so that the link is measured
+		for _, tc := range []struct {
+			tenant string
+			rate   float64
+		}{{"capped", 100_000}, {"free", 2_000_000}, {"unlisted", 2_000_000}} {
+			keys := chain("k"+tc.tenant, 50)
+			r.ea.write(tc.tenant, keys)
+			r.ea.publish(tc.tenant, "k", keys, 50*16+1)
+			req := request("k")
+			req.Session.Tenant = tc.tenant
+			dry, err := r.b.mig.Plan(context.Background(), &pb.PlanRequest{Migrate: req})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range dry.GetPlan().GetModes() {
+				if m.GetMode() != pb.Mode_MODE_FETCH {
+					continue
+				}
+				want := 50 * 8192 / tc.rate
+				if got := m.GetSeconds(); got < want || got > want+0.2 {
+					t.Errorf("%s: a fetch is priced at %.3f s, want %.3f and round trips: %v", tc.tenant, got, want, m)
+				}
+			}
+			if !strings.Contains(dry.GetPlan().GetLinkSource(), "max_rate") {
+				t.Errorf("%s: the plan says of the link %q", tc.tenant, dry.GetPlan().GetLinkSource())
+			}
+		}
+		r.settle()
+	})
+}
+
 // Tenants' weights and rates come from the source's configuration, whatever the puller says.
 func TestTenantsAtTheSource(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -627,7 +627,9 @@ type OfferAnswer struct {
 	// Layout of the source.
 	Layout *Layout `protobuf:"bytes,9,opt,name=layout,proto3" json:"layout,omitempty"`
 	// Keys of the whole session; more than there are in this part when it does not fit one answer.
-	KeysTotal     uint32 `protobuf:"varint,10,opt,name=keys_total,json=keysTotal,proto3" json:"keys_total,omitempty"`
+	KeysTotal uint32 `protobuf:"varint,10,opt,name=keys_total,json=keysTotal,proto3" json:"keys_total,omitempty"`
+	// Page bytes a second that the source's configuration lets leave for this peer and tenant, as they travel; 0: no bound.
+	MaxRate       int64 `protobuf:"varint,11,opt,name=max_rate,json=maxRate,proto3" json:"max_rate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -728,6 +730,13 @@ func (x *OfferAnswer) GetLayout() *Layout {
 func (x *OfferAnswer) GetKeysTotal() uint32 {
 	if x != nil {
 		return x.KeysTotal
+	}
+	return 0
+}
+
+func (x *OfferAnswer) GetMaxRate() int64 {
+	if x != nil {
+		return x.MaxRate
 	}
 	return 0
 }
@@ -1332,7 +1341,7 @@ const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\boffer_id\x18\x06 \x01(\fR\aofferId\x12\x14\n" +
 	"\x05first\x18\a \x01(\rR\x05first\x12/\n" +
 	"\x05class\x18\b \x01(\x0e2\x19.kvferry.v1.TransferClassR\x05class\x125\n" +
-	"\bdeadline\x18\t \x01(\v2\x19.google.protobuf.DurationR\bdeadline\"\xa2\x03\n" +
+	"\bdeadline\x18\t \x01(\v2\x19.google.protobuf.DurationR\bdeadline\"\xbd\x03\n" +
 	"\vOfferAnswer\x12-\n" +
 	"\asession\x18\x01 \x01(\v2\x13.kvferry.v1.SessionR\asession\x12\x1b\n" +
 	"\tmemory_id\x18\x02 \x01(\rR\bmemoryId\x12)\n" +
@@ -1345,7 +1354,8 @@ const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\x06layout\x18\t \x01(\v2\x12.kvferry.v1.LayoutR\x06layout\x12\x1d\n" +
 	"\n" +
 	"keys_total\x18\n" +
-	" \x01(\rR\tkeysTotal\"E\n" +
+	" \x01(\rR\tkeysTotal\x12\x19\n" +
+	"\bmax_rate\x18\v \x01(\x03R\amaxRate\"E\n" +
 	"\tRenewCall\x12\x19\n" +
 	"\boffer_id\x18\x01 \x01(\fR\aofferId\x12\x1d\n" +
 	"\n" +
