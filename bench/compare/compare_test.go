@@ -248,7 +248,9 @@ func TestEndFails(t *testing.T) {
 // TestPages: a damaged page, one in another's place and one that comes twice are refused.
 func TestPages(t *testing.T) {
 	from, to := newMemory(2*chunkBytes, 64<<10), newMemory(2*chunkBytes, 64<<10)
-	from.fill(7)
+	if err := from.fill(7, false); err != nil {
+		t.Fatal(err)
+	}
 	frame := func(chunk int) []byte {
 		var b bytes.Buffer
 		if err := from.writeFrame(&b, chunk, make([]byte, from.frameHead())); err != nil {

@@ -30,6 +30,8 @@ type Config struct {
 	ProfileDir string
 	// Progress is told before and after each transfer, from one goroutine.
 	Progress func(Progress)
+
+	kv bool // over emulated links: the bytes are values of KV cache
 }
 
 // Progress says where a run stands.

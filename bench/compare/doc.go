@@ -30,7 +30,8 @@
 // # Over emulated links
 //
 // RunWAN compares kvferry with kernel TCP (BBR, CUBIC; plain, since TLS would only add to it) and rsync over ssh between two network
-// namespaces that bench/wanns joins; the ends run in them. Verification is as above; rsync has its own. The machine is the
+// namespaces that bench/wanns joins; the ends run in them. The bytes are BF16 values of KV cache, from bench/kvgen. kvferry moves them raw, kvferry-coded as package transfer's
+// codecs make them where the path asks for it; the shares of both are of the bytes before coding. Verification is as above; rsync has its own. The machine is the
 // link too: it carries every packet through a process, and what it is late for it drops; both are reported.
 //
 // # Concurrency

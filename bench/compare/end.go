@@ -31,6 +31,7 @@ type endConfig struct {
 	Bytes      int64
 	PageBytes  int
 	Seed       uint64
+	KV         bool // the bytes are values of KV cache, not noise
 	// PEM: the authority, this end's certificate and key; with roleBoth also the destination's.
 	CA, Cert, Key       []byte
 	OtherCert, OtherKey []byte
@@ -120,7 +121,9 @@ func (e *end) open() (addr string, err error) {
 	addr = e.cfg.Addr
 	if e.cfg.Role != roleDestination {
 		e.from = newMemory(e.cfg.Bytes, e.cfg.PageBytes)
-		e.from.fill(e.cfg.Seed)
+		if err := e.from.fill(e.cfg.Seed, e.cfg.KV); err != nil {
+			return "", err
+		}
 		if addr, e.source, err = p.serve(&e.cfg, e.from); err != nil {
 			return "", err
 		}

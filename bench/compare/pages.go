@@ -8,6 +8,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"sync/atomic"
+
+	"github.com/kvferry/kvferry/bench/kvgen"
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -37,12 +39,41 @@ func (m *memory) reset() {
 	m.all = make(chan struct{})
 }
 
-// fill writes seeded bytes that do not compress.
-func (m *memory) fill(seed uint64) {
+// fill writes seeded bytes: BF16 values as KV cache has them (kv), or such that do not compress. No two pages are alike.
+func (m *memory) fill(seed uint64, kv bool) error {
 	var key [32]byte
 	binary.LittleEndian.PutUint64(key[:], seed)
-	_, _ = rand.NewChaCha8(key).Read(m.b) // never fails
+	random := rand.NewChaCha8(key)
+	if !kv {
+		_, _ = random.Read(m.b) // never fails
+		return nil
+	}
+	// Making values takes long, and mantissas are as good as random: so 8 MiB are made, and every page has its own mantissas.
+	made := m.b[:min(len(m.b), kvBytes/m.page*m.page)]
+	for i := range len(made) / m.page {
+		half := m.page / 2
+		c := kvgen.Config{Tokens: half / 256, Heads: 1, HeadDim: 128, Layer: i % kvLayers, Layers: kvLayers, First: i / kvLayers * half / 256, Seed: seed}
+		for k, part := range [][]byte{made[i*m.page:][:half], made[i*m.page+half:][:half]} {
+			c.Kind = kvgen.Kind(k)
+			if err := kvgen.Generate(part, c); err != nil {
+				return err
+			}
+		}
+	}
+	for at := len(made); at < len(m.b); at += m.page {
+		p := m.b[at:][:m.page]
+		copy(p, made[at%len(made):])
+		for i := 0; i < len(p); i += 8 { // the seven low bits of each value
+			binary.LittleEndian.PutUint64(p[i:], binary.LittleEndian.Uint64(p[i:])^random.Uint64()&0x007f_007f_007f_007f)
+		}
+	}
+	return nil
 }
+
+const (
+	kvBytes  = 8 << 20
+	kvLayers = 32
+)
 
 // landed is bytes of pages that have.
 func (m *memory) landed() int64 { return int64(len(m.b)) - m.left.Load()*int64(m.page) }

@@ -137,7 +137,7 @@ type place struct {
 // newPair starts both ends and connects them.
 func newPair(ctx context.Context, c Config, ids *identities, p *peer, at place) (_ *pair, err error) {
 	cfg := endConfig{
-		Role: roleSource, Peer: p.name, Host: at.host[0], Bytes: c.Bytes, PageBytes: c.PageBytes, Seed: c.Seed, CA: ids.ca, Cert: ids.sourceCert, Key: ids.sourceKey,
+		Role: roleSource, Peer: p.name, Host: at.host[0], Bytes: c.Bytes, PageBytes: c.PageBytes, Seed: c.Seed, KV: c.kv, CA: ids.ca, Cert: ids.sourceCert, Key: ids.sourceKey,
 		OtherCert: ids.destinationCert, OtherKey: ids.destinationKey, Patience: c.patience(),
 	}
 	profile := func(role string) string {

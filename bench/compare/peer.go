@@ -25,6 +25,7 @@ const (
 	nameBBR    = "tcp-bbr"
 	nameCUBIC  = "tcp-cubic"
 	nameRsync  = "rsync-ssh"
+	nameCoded  = "kvferry-coded"
 )
 
 // peer is one way to move bytes.
@@ -50,6 +51,7 @@ type mover interface {
 // peers in the order of the tables.
 var peers = []peer{
 	{name: NameKvferry, what: "two agents of package transfer, page checksums on", serve: serveKvferry, dial: dialKvferry},
+	{name: nameCoded, what: "the same, pages known to be BF16, so that they may travel coded", wan: true, serve: serveCoded, dial: dialKvferry},
 	{name: nameQUIC1, what: "stock quic-go, 1 connection, a stream a chunk", serve: serveQUIC, dial: dialQUIC(1)},
 	{name: nameQUIC8, what: "stock quic-go, 8 connections, a stream a chunk", serve: serveQUIC, dial: dialQUIC(8)},
 	{name: nameTCP, what: "TCP with TLS 1.3, 1 connection", serve: serveTCP, dial: dialTCP},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvferry/kvferry/internal/certs"
 	"github.com/kvferry/kvferry/transfer"
+	"github.com/kvferry/kvferry/transfer/codec"
 )
 
 // openAgent opens an agent with the defaults of package transfer; conn is nil at the destination.
@@ -31,6 +32,15 @@ func openAgent(c *endConfig, conn net.PacketConn) (*transfer.Agent, error) {
 }
 
 func serveKvferry(c *endConfig, m *memory) (string, io.Closer, error) {
+	return serveAgent(c, m, codec.Unknown)
+}
+
+func serveCoded(c *endConfig, m *memory) (string, io.Closer, error) {
+	return serveAgent(c, m, codec.BF16)
+}
+
+// serveAgent opens a source of pages of that element.
+func serveAgent(c *endConfig, m *memory, element codec.Element) (string, io.Closer, error) {
 	conn, err := net.ListenPacket("udp", net.JoinHostPort(c.Host, "0"))
 	if err != nil {
 		return "", nil, err
@@ -40,7 +50,7 @@ func serveKvferry(c *endConfig, m *memory) (string, io.Closer, error) {
 		return "", nil, errors.Join(err, conn.Close())
 	}
 	src := transfer.Bytes(m.b, m.page)
-	src.Sink = nil
+	src.Sink, src.Element = nil, element
 	if _, err := a.Register(src); err != nil {
 		return "", nil, errors.Join(err, a.Close())
 	}

@@ -66,6 +66,7 @@ const (
 
 // A Ratio is kvferry's number over another's, taken within each round.
 type Ratio struct {
+	Of       string  `json:"of,omitempty"` // whose number is divided, where it is not kvferry's
 	To       string  `json:"to"`
 	Quantity string  `json:"quantity"`
 	Median   float64 `json:"median"`

@@ -44,7 +44,9 @@ func openRsync(ctx context.Context, tools *rsyncTools, path *wanns.Path, cfg WAN
 		}
 	}()
 	m := newMemory(cfg.Bytes, cfg.PageBytes)
-	m.fill(cfg.Seed)
+	if err := m.fill(cfg.Seed, true); err != nil {
+		return nil, err
+	}
 	e.digest = m.digest()
 	if err := errors.Join(os.WriteFile(e.file("from"), m.b, 0o600), os.Mkdir(e.file("to"), 0o700), os.MkdirAll("/run/sshd", 0o755)); err != nil {
 		return nil, err

@@ -27,7 +27,7 @@ type WANResult struct {
 type WANCell struct {
 	WAN     string        `json:"wan"`
 	Results []*WANOutcome `json:"results"`
-	// Ratios are kvferry's share over the others', cold and warm.
+	// Ratios are the shares of kvferry, raw and coded, over the others', cold and warm.
 	Ratios []Ratio `json:"ratios"`
 	// DeviceDrops are packets that did not reach the link because this machine was late: its loss, not the link's.
 	DeviceDrops int64 `json:"device_drops"`
@@ -91,10 +91,10 @@ func (c *WANCell) sumUp(bytes int64) {
 		}
 		return &WANShare{Median: results.Median(v), Min: slices.Min(v), Max: slices.Max(v)}
 	}
-	var ours *wanSeries
+	var ours []*wanSeries
 	for _, s := range c.series {
-		if s.name == NameKvferry {
-			ours = s
+		if s.name == NameKvferry || s.name == nameCoded {
+			ours = append(ours, s)
 		}
 	}
 	for _, s := range c.series {
@@ -111,19 +111,24 @@ func (c *WANCell) sumUp(bytes int64) {
 			}
 		}
 		c.Results = append(c.Results, o)
-		if s == ours || ours == nil {
-			continue
-		}
-		for _, q := range []struct {
-			name         string
-			ours, theirs []*Turn
-		}{{QuantityCold, ours.cold, s.cold}, {QuantityWarm, ours.warm, s.warm}} {
-			if v := roundRatios(q.ours, q.theirs); len(v) > 0 {
-				r := newRatio(s.name, q.name, v)
-				if s.name == nameBBR {
-					r.judge(1, v)
+		for _, our := range ours {
+			if slices.Contains(ours, s) {
+				continue
+			}
+			for _, q := range []struct {
+				name         string
+				ours, theirs []*Turn
+			}{{QuantityCold, our.cold, s.cold}, {QuantityWarm, our.warm, s.warm}} {
+				if v := roundRatios(q.ours, q.theirs); len(v) > 0 {
+					r := newRatio(s.name, q.name, v)
+					if our.name != NameKvferry {
+						r.Of = our.name
+					}
+					if s.name == nameBBR {
+						r.judge(1, v)
+					}
+					c.Ratios = append(c.Ratios, r)
 				}
-				c.Ratios = append(c.Ratios, r)
 			}
 		}
 	}
@@ -197,25 +202,26 @@ func (r *WANResult) File(command []string) (*results.File, error) {
 // Tables are the result for people: a row a link.
 func (r *WANResult) Tables() []*results.Table {
 	t := &results.Table{
-		Columns: []results.Column{{Name: "Link", Left: true}, {Name: "Way", Left: true}, {Name: "Cold"}, {Name: "Low..High", Left: true}, {Name: "Warm"}, {Name: "Low..High", Left: true}, {Name: "kvferry over it", Left: true}, {Name: "Cut short"}},
+		Columns: []results.Column{{Name: "Link", Left: true}, {Name: "Way", Left: true}, {Name: "Cold"}, {Name: "Low..High", Left: true}, {Name: "Warm"}, {Name: "Low..High", Left: true}, {Name: "kvferry over it", Left: true}, {Name: "Coded over it", Left: true}, {Name: "Cut short"}},
 		Notes: []string{
 			"shares of the link's rate that verified bytes had; cold: over fresh connections; warm: once more over the same ones",
 			"kvferry over it: ratio of shares within each round, median, cold and warm; at least 1 over " + nameBBR + " is the aim",
+			"Coded over it: the same of " + nameCoded + ", whose pages may travel coded: its share is of the bytes before coding",
 			"Cut short: transfers ended by the limit, with what had landed",
 		},
 	}
 	for _, c := range r.Cells {
 		link := c.WAN
 		for _, o := range c.Results {
-			ratio := ""
+			ratio := map[string]string{}
 			for _, x := range c.Ratios {
 				if x.To == o.Name {
-					ratio = strings.TrimSpace(ratio + " " + fmt.Sprintf("%.2f", x.Median))
+					ratio[x.Of] = strings.TrimSpace(ratio[x.Of] + " " + fmt.Sprintf("%.2f", x.Median))
 				}
 			}
 			cold, coldSpread := o.Cold.cells()
 			warm, warmSpread := o.Warm.cells()
-			t.Row(link, o.Name, cold, coldSpread, warm, warmSpread, ratio, o.CutShort)
+			t.Row(link, o.Name, cold, coldSpread, warm, warmSpread, ratio[""], ratio[nameCoded], o.CutShort)
 			link = ""
 		}
 	}

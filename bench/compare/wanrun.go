@@ -40,7 +40,7 @@ type WANConfig struct {
 }
 
 // WANNames lists the ways that can be compared over an emulated link. The caller owns the slice.
-func WANNames() []string { return []string{NameKvferry, nameBBR, nameCUBIC, nameRsync} }
+func WANNames() []string { return []string{NameKvferry, nameCoded, nameBBR, nameCUBIC, nameRsync} }
 
 func (c WANConfig) withDefaults() WANConfig {
 	c.Repeats, c.Limit = orDefault(c.Repeats, 3), orDefault(c.Limit, 30*time.Second)
@@ -55,7 +55,7 @@ func (c WANConfig) withDefaults() WANConfig {
 
 // base is the part that Config has too.
 func (c WANConfig) base() Config {
-	return Config{Command: c.Command, Bytes: c.Bytes, PageBytes: c.PageBytes, Repeats: c.Repeats, Seed: c.Seed}
+	return Config{Command: c.Command, Bytes: c.Bytes, PageBytes: c.PageBytes, Repeats: c.Repeats, Seed: c.Seed, kv: true}
 }
 
 // Validate reports every fault, joined; those of fields are *InputErrors.
