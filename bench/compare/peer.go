@@ -51,13 +51,13 @@ type mover interface {
 // peers in the order of the tables.
 var peers = []peer{
 	{name: NameKvferry, what: "two agents of package transfer, page checksums on", serve: serveKvferry, dial: dialKvferry},
-	{name: nameCoded, what: "the same, pages known to be BF16, so that they may travel coded", wan: true, serve: serveCoded, dial: dialKvferry},
 	{name: nameQUIC1, what: "stock quic-go, 1 connection, a stream a chunk", serve: serveQUIC, dial: dialQUIC(1)},
 	{name: nameQUIC8, what: "stock quic-go, 8 connections, a stream a chunk", serve: serveQUIC, dial: dialQUIC(8)},
 	{name: nameTCP, what: "TCP with TLS 1.3, 1 connection", serve: serveTCP, dial: dialTCP},
 	{name: nameHTTP2, what: "HTTP/2 over TLS 1.3, one response", serve: serveHTTP2, dial: dialHTTP2},
 	{name: nameGRPC, what: "gRPC server stream over TLS 1.3, 1 MiB messages", serve: serveGRPC, dial: dialGRPC},
 	{name: nameMemory, what: "quic-go over in-memory connections, both ends in one process", floor: true, serve: serveMemory, dial: dialMemory},
+	{name: nameCoded, what: "the same, pages known to be BF16, so that they may travel coded", wan: true, serve: serveCoded, dial: dialKvferry},
 	{name: nameBBR, what: "kernel TCP with BBR, 1 connection, no TLS", wan: true, serve: serveKernel("bbr"), dial: dialKernel("bbr")},
 	{name: nameCUBIC, what: "kernel TCP with CUBIC, 1 connection, no TLS", wan: true, serve: serveKernel("cubic"), dial: dialKernel("cubic")},
 }
