@@ -1,27 +1,35 @@
 package codec
 
 import (
-	"errors"
-
+	"github.com/klauspost/compress/fse"
 	"github.com/klauspost/compress/huff0"
 )
 
 // Blocks of a coded plane.
 const (
-	// mostBlock keeps the streams of a block below the 64 KiB that huff0 can say.
+	// mostBlock keeps the streams of a block below the 64 KiB that their lengths can say.
 	mostBlock        = 1<<16 - 1
 	blockHeaderBytes = 4
 
 	blockRaw     = 0
 	blockOne     = 1 // a byte, repeated
 	blockHuffman = 2
-	// tableLog bounds codes to 8 bits: the decoder then takes five symbols a look, and exponents lose nothing by it.
-	tableLog = 8
+
+	// leastHuffman is the shortest block that four streams are made of.
+	leastHuffman = 12
+	// jumpBytes are the lengths of the first three streams.
+	jumpBytes = 6
 )
 
-// huffScratch codes planes by Huffman.
+// huffScratch codes planes by Huffman: the bytes are those of huff0 (zstd's literals in four streams), with codes of at most
+// tableLog bits, so that a table of 256 entries decodes them.
 type huffScratch struct {
-	enc, dec huff0.Scratch
+	counts  [4][256]uint32
+	codes   codeTable
+	weights [256]byte // of the table that is written or read
+	fse     fse.Scratch
+	out     unpackTable
+	long    huff0.Scratch // for codes over tableLog bits, which Encode does not make
 }
 
 // blockSize is that of the blocks of a plane of n bytes: as many for each half, which
@@ -35,25 +43,53 @@ func blockSize(n int) int {
 // encode appends plane in blocks.
 func (h *huffScratch) encode(dst, plane []byte) []byte {
 	size := blockSize(len(plane))
-	h.enc.Reuse, h.enc.TableLog = huff0.ReusePolicyNone, tableLog
 	for len(plane) > 0 {
 		b := plane[:min(len(plane), size)]
 		plane = plane[len(b):]
-		out, _, err := huff0.Compress4X(b, &h.enc)
-		switch {
-		case errors.Is(err, huff0.ErrUseRLE):
+		counts := histogram(&h.counts, b)
+		if counts[b[0]] == uint32(len(b)) && len(b) > 1 {
 			dst = append(appendBlock(dst, blockOne, 1), b[0])
-		case err != nil || len(out) >= len(b):
-			dst = append(appendBlock(dst, blockRaw, len(b)), b...)
-		default:
-			dst = append(appendBlock(dst, blockHuffman, len(out)), out...)
+			continue
 		}
+		start := len(dst)
+		out := h.appendHuffman(appendBlock(dst, blockHuffman, 0), b, counts)
+		if n := len(out) - start - blockHeaderBytes; out != nil && n < len(b) {
+			appendBlock(out[:start], blockHuffman, n)
+			dst = out
+			continue
+		}
+		dst = append(appendBlock(dst, blockRaw, len(b)), b...)
 	}
 	return dst
 }
 
 func appendBlock(dst []byte, kind byte, n int) []byte {
 	return append(dst, kind, byte(n), byte(n>>8), byte(n>>16))
+}
+
+// histogram counts the bytes of b. Four tables side by side keep runs of one byte from waiting for themselves; the result is
+// the first of them.
+func histogram(counts *[4][256]uint32, b []byte) *[256]uint32 {
+	clear(counts[:])
+	for len(b) >= 8 {
+		w := (*[8]byte)(b)
+		counts[0][w[0]]++
+		counts[1][w[1]]++
+		counts[2][w[2]]++
+		counts[3][w[3]]++
+		counts[0][w[4]]++
+		counts[1][w[5]]++
+		counts[2][w[6]]++
+		counts[3][w[7]]++
+		b = b[8:]
+	}
+	for _, e := range b {
+		counts[0][e]++
+	}
+	for i := range counts[0] {
+		counts[0][i] += counts[1][i] + counts[2][i] + counts[3][i]
+	}
+	return &counts[0]
 }
 
 // decode fills plane from the blocks that src begins with, and returns what is left of src.
@@ -93,18 +129,26 @@ func (h *huffScratch) block(dst, src []byte, kind byte) error {
 		}
 		return nil
 	case blockHuffman:
-		s, rest, err := huff0.ReadTable(src, &h.dec)
-		if err != nil {
-			return corrupt("table: %v", err)
+		if len(dst) < leastHuffman || len(src) >= len(dst) {
+			return corrupt("Huffman block of %d bytes for %d", len(src), len(dst))
 		}
-		out, err := s.Decoder().Decompress4X(dst[:0:len(dst)], rest)
-		if err != nil || len(out) != len(dst) {
-			return corrupt("block: %d of %d bytes: %v", len(out), len(dst), err)
-		}
-		if &out[0] != &dst[0] {
-			copy(dst, out)
-		}
-		return nil
+		return h.decodeHuffman(dst, src)
 	}
 	return corrupt("block of kind %d", kind)
+}
+
+// decodeLong decodes a block whose codes are longer than tableLog bits.
+func (h *huffScratch) decodeLong(dst, src []byte) error {
+	s, rest, err := huff0.ReadTable(src, &h.long)
+	if err != nil {
+		return corrupt("table: %v", err)
+	}
+	out, err := s.Decoder().Decompress4X(dst[:0:len(dst)], rest)
+	if err != nil || len(out) != len(dst) {
+		return corrupt("block: %d of %d bytes: %v", len(out), len(dst), err)
+	}
+	if &out[0] != &dst[0] {
+		copy(dst, out)
+	}
+	return nil
 }

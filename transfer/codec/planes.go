@@ -1,6 +1,9 @@
 package codec
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"unsafe"
+)
 
 // group is what is split at a time: 8 elements of 16 bits. What a page has beyond whole groups is its tail.
 const group = 16
@@ -10,48 +13,62 @@ const (
 	lowBytes  = 0x00ff00ff00ff00ff
 	signBits  = 0x0080008000800080
 	mantissas = 0x007f007f007f007f
+	highSigns = signBits << 8
 )
 
 // splitBF16 puts the exponents of src into coded, and sign and mantissa of each element into a byte of other. src is whole
 // groups, each plane half as long.
 func splitBF16(coded, other, src []byte) {
-	for len(src) >= group && len(coded) >= group/2 && len(other) >= group/2 {
-		a, b := binary.LittleEndian.Uint64(src), binary.LittleEndian.Uint64(src[8:])
-		binary.LittleEndian.PutUint64(coded, a>>7&lowBytes|b>>7&lowBytes<<8)
-		binary.LittleEndian.PutUint64(other, a>>8&signBits|a&mantissas|(b>>8&signBits|b&mantissas)<<8)
-		src, coded, other = src[group:], coded[group/2:], other[group/2:]
+	for i := range planeWords(src, coded, other) {
+		in, c, o := word16(src, i), word8(coded, i), word8(other, i)
+		a, b := binary.LittleEndian.Uint64(in[:8]), binary.LittleEndian.Uint64(in[8:])
+		binary.LittleEndian.PutUint64(c[:], a>>7&lowBytes|b>>7&lowBytes<<8)
+		binary.LittleEndian.PutUint64(o[:], (a>>8&signBits|a&mantissas)|(b&highSigns|b&mantissas<<8))
 	}
 }
 
 // mergeBF16 undoes splitBF16.
 func mergeBF16(dst, coded, other []byte) {
-	for len(dst) >= group && len(coded) >= group/2 && len(other) >= group/2 {
-		e, m := binary.LittleEndian.Uint64(coded), binary.LittleEndian.Uint64(other)
-		binary.LittleEndian.PutUint64(dst, e&lowBytes<<7|m&signBits<<8|m&mantissas)
-		e, m = e>>8, m>>8
-		binary.LittleEndian.PutUint64(dst[8:], e&lowBytes<<7|m&signBits<<8|m&mantissas)
-		dst, coded, other = dst[group:], coded[group/2:], other[group/2:]
+	for i := range planeWords(dst, coded, other) {
+		out, c, o := word16(dst, i), word8(coded, i), word8(other, i)
+		e, m := binary.LittleEndian.Uint64(c[:]), binary.LittleEndian.Uint64(o[:])
+		binary.LittleEndian.PutUint64(out[:8], e&lowBytes<<7|m&signBits<<8|m&mantissas)
+		binary.LittleEndian.PutUint64(out[8:], e>>1&(lowBytes<<7)|m&highSigns|m>>8&mantissas)
 	}
 }
 
 // splitFP16 puts the high bytes of elements into coded and the low ones into other.
 func splitFP16(coded, other, src []byte) {
-	for len(src) >= group && len(coded) >= group/2 && len(other) >= group/2 {
-		a, b := binary.LittleEndian.Uint64(src), binary.LittleEndian.Uint64(src[8:])
-		binary.LittleEndian.PutUint64(coded, a>>8&lowBytes|b&^lowBytes)
-		binary.LittleEndian.PutUint64(other, a&lowBytes|b&lowBytes<<8)
-		src, coded, other = src[group:], coded[group/2:], other[group/2:]
+	for i := range planeWords(src, coded, other) {
+		in, c, o := word16(src, i), word8(coded, i), word8(other, i)
+		a, b := binary.LittleEndian.Uint64(in[:8]), binary.LittleEndian.Uint64(in[8:])
+		binary.LittleEndian.PutUint64(c[:], a>>8&lowBytes|b&^lowBytes)
+		binary.LittleEndian.PutUint64(o[:], a&lowBytes|b&lowBytes<<8)
 	}
 }
 
 // mergeFP16 undoes splitFP16.
 func mergeFP16(dst, coded, other []byte) {
-	for len(dst) >= group && len(coded) >= group/2 && len(other) >= group/2 {
-		h, l := binary.LittleEndian.Uint64(coded), binary.LittleEndian.Uint64(other)
-		binary.LittleEndian.PutUint64(dst, h&lowBytes<<8|l&lowBytes)
-		binary.LittleEndian.PutUint64(dst[8:], h&^lowBytes|l>>8&lowBytes)
-		dst, coded, other = dst[group:], coded[group/2:], other[group/2:]
+	for i := range planeWords(dst, coded, other) {
+		out, c, o := word16(dst, i), word8(coded, i), word8(other, i)
+		h, l := binary.LittleEndian.Uint64(c[:]), binary.LittleEndian.Uint64(o[:])
+		binary.LittleEndian.PutUint64(out[:8], h&lowBytes<<8|l&lowBytes)
+		binary.LittleEndian.PutUint64(out[8:], h&^lowBytes|l>>8&lowBytes)
 	}
+}
+
+// planeWords returns how many groups page and planes all have. word16 and word8 take an index below it without checking, which
+// is half of the time of these loops.
+func planeWords(page, a, b []byte) int {
+	return min(len(page)/group, len(a)/(group/2), len(b)/(group/2))
+}
+
+func word16(b []byte, i int) *[16]byte {
+	return (*[16]byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(b)), 16*i))
+}
+
+func word8(b []byte, i int) *[8]byte {
+	return (*[8]byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(b)), 8*i))
 }
 
 // encodePlanes appends the coded plane, the other one and the tail.

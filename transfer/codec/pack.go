@@ -1,0 +1,248 @@
+package codec
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"github.com/klauspost/compress/fse"
+)
+
+const (
+	// tableLog is the length of the longest code. Exponents lose nothing by it.
+	tableLog = 8
+	// fseLog is the most that a table of weights may take.
+	fseLog = 6
+	// clean is how many bits a container of pack may hold before the lengths in its low bits get among them.
+	clean = 60
+)
+
+// A codeTable has the codes of bytes: the code in the highest bits, its length in the lowest byte, 0 for a byte that has none.
+type codeTable [256]uint64
+
+// lengths gives each byte that counts is not zero for a code of 1 to tableLog bits, as few in all as tableLog allows or nearly so.
+// There are at least two such bytes. It returns the longest length.
+func (t *codeTable) lengths(counts *[256]uint32) (longest int) {
+	var keys [256]uint32
+	n := 0
+	for b, c := range counts {
+		if c > 0 {
+			keys[n] = c<<8 | uint32(255-b)
+			n++
+		}
+	}
+	slices.Sort(keys[:n]) // rare ones first, among equals the higher byte
+	var weights [256]uint32
+	for i, k := range keys[:n] {
+		weights[i] = k >> 8
+	}
+	depths(weights[:n])
+	var have [tableLog + 1]int
+	for _, d := range weights[:n] {
+		have[min(d, tableLog)]++
+	}
+	limit(&have)
+	clear(t[:])
+	at := n
+	for bits, m := range have {
+		for range m {
+			at--
+			t[byte(255-keys[at])] = uint64(bits)
+		}
+		if m > 0 {
+			longest = bits
+		}
+	}
+	return longest
+}
+
+// depths replaces weights, in ascending order and at least two, by the depths of their leaves in a Huffman tree, in
+// place: Moffat and Katajainen, "In-place calculation of minimum-redundancy codes", 1995.
+func depths(w []uint32) {
+	n := len(w)
+	// Parents of inner nodes, left to right.
+	leaf, root := 0, 0
+	take := func(next int) uint32 {
+		if leaf >= n || root < next && w[root] < w[leaf] {
+			v := w[root]
+			w[root] = uint32(next)
+			root++
+			return v
+		}
+		leaf++
+		return w[leaf-1]
+	}
+	for next := range n - 1 {
+		v := take(next)
+		w[next] = v + take(next)
+	}
+	// Depths of inner nodes.
+	w[n-2] = 0
+	for next := n - 3; next >= 0; next-- {
+		w[next] = w[w[next]] + 1
+	}
+	// Depths of leaves.
+	free, used, depth := 1, 0, uint32(0)
+	root, next := n-2, n-1
+	for free > 0 {
+		for root >= 0 && w[root] == depth {
+			used++
+			root--
+		}
+		for ; free > used; free-- {
+			w[next] = depth
+			next--
+		}
+		free, used = 2*used, 0
+		depth++
+	}
+}
+
+// limit makes have, numbers of codes by length, a complete code again after longer ones were cut to tableLog.
+func limit(have *[tableLog + 1]int) {
+	total := 0
+	for bits, m := range have[1:] {
+		total += m << (tableLog - 1 - bits)
+	}
+	for ; total > 1<<tableLog; total-- {
+		have[tableLog]--
+		bits := tableLog - 1
+		for have[bits] == 0 {
+			bits--
+		}
+		have[bits]--
+		have[bits+1] += 2
+	}
+}
+
+// assign turns lengths into codes: the longest first, ascending, bytes of one length in their order.
+func (t *codeTable) assign() {
+	var next [tableLog + 2]uint64
+	for _, e := range t {
+		next[e]++
+	}
+	code := uint64(0)
+	for bits := tableLog; bits > 0; bits-- {
+		n := next[bits]
+		next[bits] = code
+		code = (code + n) >> 1
+	}
+	for b, bits := range t {
+		if bits > 0 {
+			t[b] = next[bits]<<(64-bits) | bits
+			next[bits]++
+		}
+	}
+}
+
+// appendWeights appends the table as huff0 writes it: the weight of each byte, longest + 1 - length, up to the last byte that
+// has a code, whose weight follows from the others. It returns nil when they cannot be said.
+func (h *huffScratch) appendWeights(dst []byte, longest int) []byte {
+	last := 255
+	for h.codes[last] == 0 {
+		last--
+	}
+	weights := &h.weights
+	clear(weights[:])
+	hist := h.fse.Histogram()
+	clear(hist)
+	for b, bits := range h.codes[:last] {
+		if bits > 0 {
+			weights[b] = byte(longest + 1 - int(bits))
+		}
+		hist[weights[b]]++
+	}
+	if last >= 2 {
+		top, most := 0, uint32(0)
+		for w, c := range hist[:tableLog+1] {
+			if c > 0 {
+				top, most = w, max(most, c)
+			}
+		}
+		h.fse.HistogramFinished(uint8(top), int(most))
+		h.fse.TableLog = fseLog
+		if b, err := fse.Compress(weights[:last], &h.fse); err == nil && len(b) < (last+1)/2 {
+			return append(append(dst, byte(len(b))), b...)
+		}
+	}
+	if last > 128 {
+		return nil
+	}
+	dst = append(dst, byte(127+last))
+	for i := 0; i < last; i += 2 {
+		dst = append(dst, weights[i]<<4|weights[i+1])
+	}
+	return dst
+}
+
+// appendHuffman appends table and streams of b, whose bytes, of at least two values, are counted. It returns nil where that cannot
+// be or clearly is not shorter.
+func (h *huffScratch) appendHuffman(dst, b []byte, counts *[256]uint32) []byte {
+	if len(b) < leastHuffman {
+		return nil
+	}
+	longest := h.codes.lengths(counts)
+	bits := 0
+	for i, c := range counts {
+		bits += int(c) * int(h.codes[i])
+	}
+	if bits/8+jumpBytes >= len(b) {
+		return nil
+	}
+	if dst = h.appendWeights(dst, longest); dst == nil {
+		return nil
+	}
+	h.codes.assign()
+	jump := len(dst)
+	dst = slices.Grow(dst, jumpBytes+bits/8+4+8)
+	buf, pos := dst[:cap(dst)], jump+jumpBytes
+	segment := (len(b) + 3) / 4
+	for i := range 3 {
+		n := h.codes.pack(buf[pos:], b[:segment])
+		binary.LittleEndian.PutUint16(buf[jump+2*i:], uint16(n))
+		b, pos = b[segment:], pos+n
+	}
+	pos += h.codes.pack(buf[pos:], b)
+	return buf[:pos]
+}
+
+// pack writes the codes of seg, the last first, and a bit that marks the end to buf, and returns how many bytes that is. It may
+// write seven more. Bits fill bytes from the lowest.
+//
+// A container has its bits at the top, where the next code pushes them down; what its low bits hold besides is lengths and
+// old bits, which never get to buf as long as there are no more than clean bits.
+func (t *codeTable) pack(buf, seg []byte) int {
+	c, n, pos := uint64(0), uint64(0), 0
+	for len(seg)%8 != 0 {
+		e := t[seg[len(seg)-1]]
+		seg = seg[:len(seg)-1]
+		c, n = c>>(e&63)|e, n+e&63
+	}
+	binary.LittleEndian.PutUint64(buf, c>>1>>(63-n))
+	pos, n = int(n>>3), n&7
+	for len(seg) >= 8 {
+		s := (*[8]byte)(seg[len(seg)-8:])
+		seg = seg[:len(seg)-8]
+		a, e6, e5, e4 := t[s[7]], t[s[6]], t[s[5]], t[s[4]]
+		an := a + e6 + e5 + e4
+		a = a>>(e6&63) | e6
+		a = a>>(e5&63) | e5
+		a = a>>(e4&63) | e4
+		b, e2, e1, e0 := t[s[3]], t[s[2]], t[s[1]], t[s[0]]
+		bn := b + e2 + e1 + e0
+		b = b>>(e2&63) | e2
+		b = b>>(e1&63) | e1
+		b = b>>(e0&63) | e0
+		c = c>>(an&63) | a
+		if n += an & 0xff; n+bn&0xff > clean {
+			binary.LittleEndian.PutUint64(buf[pos:], c>>((64-n)&63))
+			pos, n = pos+int(n>>3), n&7
+		}
+		c = c>>(bn&63) | b
+		n += bn & 0xff
+		binary.LittleEndian.PutUint64(buf[pos:], c>>((64-n)&63))
+		pos, n = pos+int(n>>3), n&7
+	}
+	c, n = c>>1|1<<63, n+1
+	binary.LittleEndian.PutUint64(buf[pos:], c>>((64-n)&63))
+	return pos + 1
+}
