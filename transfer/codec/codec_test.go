@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -298,33 +297,6 @@ func FuzzRoundTrip(f *testing.F) {
 			roundTrip(t, id, page, &s)
 		}
 	})
-}
-
-func BenchmarkCodec(b *testing.B) {
-	page := normals(1, 32<<10, 1)
-	for _, id := range []ID{Huff, Split4} {
-		var s Scratch
-		coded, err := Encode(id, make([]byte, 0, MaxEncoded(len(page))), page, &s)
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Run(fmt.Sprintf("encode/%v", id), func(b *testing.B) {
-			b.SetBytes(int64(len(page)))
-			b.ReportAllocs()
-			dst := make([]byte, 0, MaxEncoded(len(page)))
-			for b.Loop() {
-				_, _ = Encode(id, dst, page, &s)
-			}
-		})
-		b.Run(fmt.Sprintf("decode/%v", id), func(b *testing.B) {
-			b.SetBytes(int64(len(page)))
-			b.ReportAllocs()
-			got := make([]byte, len(page))
-			for b.Loop() {
-				_ = Decode(id, got, coded, &s)
-			}
-		})
-	}
 }
 
 // golden was made by this package; a change of it is a new version of the format.

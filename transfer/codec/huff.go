@@ -26,6 +26,7 @@ const (
 type huffScratch struct {
 	counts  [4][256]uint32
 	codes   codeTable
+	coins   coinBox
 	weights [256]byte // of the table that is written or read
 	fse     fse.Scratch
 	out     unpackTable

@@ -19,99 +19,54 @@ const (
 // A codeTable has the codes of bytes: the code in the highest bits, its length in the lowest byte, 0 for a byte that has none.
 type codeTable [256]uint64
 
-// lengths gives each byte that counts is not zero for a code of 1 to tableLog bits, as few in all as tableLog allows or nearly so.
-// There are at least two such bytes. It returns the longest length.
-func (t *codeTable) lengths(counts *[256]uint32) (longest int) {
-	var keys [256]uint32
+// A coinBox is what lengths needs besides its arguments.
+type coinBox struct {
+	keys  [256]uint32               // bytes that occur, by count
+	coins [2][512]uint32            // of this length and the one before
+	bytes [tableLog + 1][513]uint16 // how many of a list's first coins are bytes and not pairs
+}
+
+// lengths gives each byte that counts is not zero for, at least two, a code of 1 to tableLog bits, as few in all as can be: package-merge, Larmore
+// and Hirschberg, "A fast algorithm for optimal length-limited Huffman codes", 1990. It returns the longest length.
+func (t *codeTable) lengths(counts *[256]uint32, box *coinBox) (longest int) {
 	n := 0
 	for b, c := range counts {
 		if c > 0 {
-			keys[n] = c<<8 | uint32(255-b)
+			box.keys[n] = c<<8 | uint32(255-b)
 			n++
 		}
 	}
-	slices.Sort(keys[:n]) // rare ones first, among equals the higher byte
-	var weights [256]uint32
-	for i, k := range keys[:n] {
-		weights[i] = k >> 8
+	keys := box.keys[:n]
+	slices.Sort(keys) // rare ones first, among equals the higher byte
+	// A list holds the bytes and, for a longer code, pairs of the list before, by count. The first 2n-2 of the last list are bought.
+	paired := 0
+	for bits := 1; bits <= tableLog; bits++ {
+		from, to, leaf, pair := &box.coins[bits&1], &box.coins[bits&1^1], 0, 0
+		of := &box.bytes[bits]
+		for i := range n + paired {
+			of[i] = uint16(leaf)
+			if pair == paired || leaf < n && keys[leaf]>>8 <= from[2*pair]+from[2*pair+1] {
+				to[i] = keys[leaf] >> 8
+				leaf++
+			} else {
+				to[i] = from[2*pair] + from[2*pair+1]
+				pair++
+			}
+		}
+		of[n+paired] = uint16(leaf)
+		paired = (n + paired) / 2
 	}
-	depths(weights[:n])
-	var have [tableLog + 1]int
-	for _, d := range weights[:n] {
-		have[min(d, tableLog)]++
-	}
-	limit(&have)
+	// A byte's code is as long as there are lists that it was bought from.
 	clear(t[:])
-	at := n
-	for bits, m := range have {
-		for range m {
-			at--
-			t[byte(255-keys[at])] = uint64(bits)
+	buy := 2*n - 2
+	for bits := tableLog; bits > 0 && buy > 0; bits-- {
+		m := int(box.bytes[bits][buy])
+		for _, k := range keys[:m] {
+			t[byte(255-k)]++
 		}
-		if m > 0 {
-			longest = bits
-		}
+		buy = 2 * (buy - m)
 	}
-	return longest
-}
-
-// depths replaces weights, in ascending order and at least two, by the depths of their leaves in a Huffman tree, in
-// place: Moffat and Katajainen, "In-place calculation of minimum-redundancy codes", 1995.
-func depths(w []uint32) {
-	n := len(w)
-	// Parents of inner nodes, left to right.
-	leaf, root := 0, 0
-	take := func(next int) uint32 {
-		if leaf >= n || root < next && w[root] < w[leaf] {
-			v := w[root]
-			w[root] = uint32(next)
-			root++
-			return v
-		}
-		leaf++
-		return w[leaf-1]
-	}
-	for next := range n - 1 {
-		v := take(next)
-		w[next] = v + take(next)
-	}
-	// Depths of inner nodes.
-	w[n-2] = 0
-	for next := n - 3; next >= 0; next-- {
-		w[next] = w[w[next]] + 1
-	}
-	// Depths of leaves.
-	free, used, depth := 1, 0, uint32(0)
-	root, next := n-2, n-1
-	for free > 0 {
-		for root >= 0 && w[root] == depth {
-			used++
-			root--
-		}
-		for ; free > used; free-- {
-			w[next] = depth
-			next--
-		}
-		free, used = 2*used, 0
-		depth++
-	}
-}
-
-// limit makes have, numbers of codes by length, a complete code again after longer ones were cut to tableLog.
-func limit(have *[tableLog + 1]int) {
-	total := 0
-	for bits, m := range have[1:] {
-		total += m << (tableLog - 1 - bits)
-	}
-	for ; total > 1<<tableLog; total-- {
-		have[tableLog]--
-		bits := tableLog - 1
-		for have[bits] == 0 {
-			bits--
-		}
-		have[bits]--
-		have[bits+1] += 2
-	}
+	return int(t[byte(255-keys[0])])
 }
 
 // assign turns lengths into codes: the longest first, ascending, bytes of one length in their order.
@@ -180,7 +135,7 @@ func (h *huffScratch) appendHuffman(dst, b []byte, counts *[256]uint32) []byte {
 	if len(b) < leastHuffman {
 		return nil
 	}
-	longest := h.codes.lengths(counts)
+	longest := h.codes.lengths(counts, &h.coins)
 	bits := 0
 	for i, c := range counts {
 		bits += int(c) * int(h.codes[i])

@@ -11,7 +11,7 @@ import (
 const (
 	// looks is how many times a container of 64 bits is looked at between loads: 7 of its bits may be used and a look takes at most tableLog.
 	looks = 7
-	// most is how many bytes a look gives at most.
+	// mostALook is how many bytes a look gives at most.
 	mostALook = 3
 	// window is what a step may write to.
 	window = 36
