@@ -1,7 +1,7 @@
 # kvferry: every target is at most three lines; what CI runs is .ci/run, which calls these targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build demo test bench-wan bench-repair netns race fuzz lint fmt proto proto-check tidy-check dep-check cover clean ci
+.PHONY: help build demo test bench-wan bench-codec-wan bench-repair netns race fuzz lint fmt proto proto-check tidy-check dep-check cover clean ci
 
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.1.0-dev)
 COMMIT   ?= $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null)
@@ -29,6 +29,10 @@ test: build ## unit, virtual-time and end-to-end tests (minutes)
 bench-wan: ## how full links of 1 and 10 Gbit/s stay, virtual time, and memory over 40 GiB (an hour of two cores)
 	@mkdir -p bin
 	go test -count=1 -timeout 5h -v -run '^(TestTable|TestMemoryBounded)$$' ./bench/steady -args -table -out $(CURDIR)/bin/bench-wan.json
+
+bench-codec-wan: ## what codecs make of links of 1 and 10 Gbit/s, virtual time; fails where pages land slower than raw (20 minutes)
+	@mkdir -p bin
+	go test -count=1 -timeout 3h -v -run '^TestCodecTable$$' ./bench/steady -args -table -out $(CURDIR)/bin/bench-codec-wan.json
 
 bench-repair: ## what repair makes of lossy paths of 1 and 10 Gbit/s, and its fairness at 500 Mbit/s, virtual time (15 minutes)
 	go test -count=1 -timeout 1h -v -run '^TestRepair(Goodput|Fairness)$$' ./transfer -args -full

@@ -37,7 +37,8 @@ type Agent struct {
 	inBuffers  sync.Pool // *chunkBuffer, a page each
 	outCodes   sync.Pool // *codedChunk, a chunk each
 	inCodes    sync.Pool // *codedPage, a page each
-	limiters   limiters  // of tenants
+	processors *processors
+	limiters   limiters // of tenants
 
 	// ctx ends with the agent.
 	ctx    context.Context //nolint:containedctx // a lifetime, like net/http's base context
@@ -65,7 +66,7 @@ func Open(cfg Config) (*Agent, error) {
 	if err := cfg.checkName(); err != nil {
 		return nil, fmt.Errorf("open transfer agent: %w", err)
 	}
-	a := &Agent{cfg: cfg, quic: cfg.quicConfig()}
+	a := &Agent{cfg: cfg, quic: cfg.quicConfig(), processors: newProcessors(cfg)}
 	a.outBuffers.New = func() any { return new(chunkBuffer) }
 	a.inBuffers.New = func() any { return new(chunkBuffer) }
 	a.outCodes.New = func() any { return new(codedChunk) }

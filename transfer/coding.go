@@ -3,7 +3,6 @@ package transfer
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +17,47 @@ const (
 	CodecOff  = "off"
 )
 
+// Codecs codes and decodes pages: see codec.Encode and codec.Decode, whose contract it has. It is called concurrently, with
+// different scratches.
+type Codecs interface {
+	Encode(id codec.ID, dst, src []byte, s *codec.Scratch) ([]byte, error)
+	Decode(id codec.ID, dst, src []byte, s *codec.Scratch) error
+}
+
+// packageCodecs is package codec.
+type packageCodecs struct{}
+
+func (packageCodecs) Encode(id codec.ID, dst, src []byte, s *codec.Scratch) ([]byte, error) {
+	return codec.Encode(id, dst, src, s)
+}
+
+func (packageCodecs) Decode(id codec.ID, dst, src []byte, s *codec.Scratch) error {
+	return codec.Decode(id, dst, src, s)
+}
+
+// processors are what codes and decodes for an agent: as many pages or chunks at a time as there are processors, so that what one
+// takes is its cost and not that of those beside it.
+type processors struct {
+	codecs Codecs
+	turns  chan struct{} // capacity Config.Cores
+}
+
+func newProcessors(c Config) *processors {
+	return &processors{codecs: c.Codecs, turns: make(chan struct{}, c.Cores)}
+}
+
+// run does work when it is its turn, and returns what that took.
+func (p *processors) run(work func() error) (took time.Duration, err error) {
+	p.turns <- struct{}{}
+	defer func() { <-p.turns }()
+	start := time.Now()
+	err = work()
+	return time.Since(start), err
+}
+
+// maxCores bounds Config.Cores.
+const maxCores = 1<<16 - 1
+
 const (
 	// sendCost is the processor time that a byte costs at the side that sends it,
 	// sealing and system calls included, seconds: measured, bench/results/compare.md.
@@ -31,6 +71,8 @@ const (
 	codedMargin = 1.05
 	// codedWeight is that of the last chunk in the averages of a codec.
 	codedWeight = 0.2
+	// retryAfter is how long a codec that costs too much is left alone: the next chunk then says what it costs by now.
+	retryAfter = 10 * time.Second
 )
 
 // priors are what codecs are taken for before they have coded anything.
@@ -44,8 +86,10 @@ var priors = map[codec.ID]coded{
 
 // coded is what a codec does to pages of one kind.
 type coded struct {
-	ratio float64 // raw bytes over coded ones
-	cost  float64 // processor seconds a raw byte
+	ratio float64   // raw bytes over coded ones
+	cost  float64   // processor seconds a raw byte
+	at    time.Time // of the last chunk that it coded, or was to
+	trial bool      // what it costs is to be found out anew
 }
 
 // time is what a raw byte takes at the source on a path of rate bytes a second: the
@@ -64,10 +108,12 @@ var raw = coded{ratio: 1}
 // coder chooses codecs for what leaves over one link: for each kind of page the one
 // with which a byte takes the least time, raw included, by what the path carries
 // and what each codec has done lately. Chunks that do not shrink have the next
-// ones sent raw, twice as many each time.
+// ones sent raw, twice as many each time. A codec that was too slow is tried again
+// in time: others may have had the processors.
 type coder struct {
-	mode string
-	mask atomic.Uint64 // codecs that the peer decodes, by bit
+	mode  string
+	cores float64       // that coding and sending share here
+	mask  atomic.Uint64 // codecs that the peer decodes, by bit
 
 	mu    sync.Mutex
 	kinds map[codec.Element]*codedKind
@@ -113,7 +159,7 @@ func (k *coder) codes(e codec.Element) bool {
 
 // choose returns the codec for a chunk of pages of kind e on a path of rate bytes
 // a second, 0: unknown.
-func (k *coder) choose(e codec.Element, rate float64) codec.ID {
+func (k *coder) choose(e codec.Element, rate float64, now time.Time) codec.ID {
 	if !k.codes(e) {
 		return codec.Raw
 	}
@@ -137,8 +183,7 @@ func (k *coder) choose(e codec.Element, rate float64) codec.ID {
 		}
 		return id
 	}
-	cores := float64(runtime.GOMAXPROCS(0))
-	pick, least := codec.Raw, raw.time(rate, cores)
+	pick, least := codec.Raw, raw.time(rate, k.cores)
 	if n.last != codec.Raw { // what is in use has the margin
 		least *= codedMargin
 	}
@@ -146,7 +191,7 @@ func (k *coder) choose(e codec.Element, rate float64) codec.ID {
 		if !k.allowed(id) {
 			continue
 		}
-		t := n.what(id).time(rate, cores)
+		t := n.what(id).time(rate, k.cores)
 		if id != n.last {
 			t *= codedMargin
 		}
@@ -155,7 +200,28 @@ func (k *coder) choose(e codec.Element, rate float64) codec.ID {
 		}
 	}
 	n.last = pick
+	if id := n.due(e, rate, k, now); pick == codec.Raw && id != codec.Raw {
+		return id
+	}
 	return pick
+}
+
+// due returns a codec that would be chosen if it were what it was taken for at
+// first, and has not been tried for a while. It is for one chunk.
+func (n *codedKind) due(e codec.Element, rate float64, k *coder, now time.Time) codec.ID {
+	for _, id := range codec.For(e) {
+		c, ok := n.known[id]
+		if !ok || !k.allowed(id) || now.Sub(c.at) < retryAfter {
+			continue
+		}
+		if first := (coded{ratio: c.ratio, cost: priors[id].cost}); first.time(rate, k.cores)*codedMargin >= raw.time(rate, k.cores) {
+			continue
+		}
+		c.at, c.trial = now, true
+		n.known[id] = c
+		return id
+	}
+	return codec.Raw
 }
 
 // what is known of a codec.
@@ -168,7 +234,7 @@ func (n *codedKind) what(id codec.ID) coded {
 
 // coded takes in what a codec made of a chunk in took. It reports whether the chunk
 // is worth sending so.
-func (k *coder) coded(e codec.Element, id codec.ID, rawBytes, bytes int, took time.Duration) bool {
+func (k *coder) coded(e codec.Element, id codec.ID, rawBytes, bytes int, took time.Duration, now time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	n := k.kinds[e]
@@ -181,8 +247,13 @@ func (k *coder) coded(e codec.Element, id codec.ID, rawBytes, bytes int, took ti
 	c := n.what(id)
 	c.ratio += codedWeight * (float64(rawBytes)/float64(bytes) - c.ratio)
 	if took > 0 { // a clock that stands, in tests, tells nothing
-		c.cost += codedWeight * (took.Seconds()/float64(rawBytes) - c.cost)
+		weight := codedWeight
+		if c.trial {
+			weight = 1
+		}
+		c.cost += weight * (took.Seconds()/float64(rawBytes) - c.cost)
 	}
+	c.at, c.trial = now, false
 	n.known[id] = c
 	return true
 }
@@ -195,7 +266,7 @@ type codedChunk struct {
 
 // encode codes pages of pageBytes bytes, one after the other in raw. A page that does
 // not shrink goes as it is.
-func (c *codedChunk) encode(id codec.ID, raw []byte, pageBytes int) error {
+func (c *codedChunk) encode(codecs Codecs, id codec.ID, raw []byte, pageBytes int) error {
 	if most := len(raw)/pageBytes*wire.PageHeaderBytes + len(raw) - pageBytes + max(pageBytes, codec.MaxEncoded(pageBytes)); cap(c.b) < most {
 		c.b = make([]byte, 0, most)
 	}
@@ -203,7 +274,7 @@ func (c *codedChunk) encode(id codec.ID, raw []byte, pageBytes int) error {
 	for len(raw) > 0 {
 		page, at, used := raw[:pageBytes], len(c.b), id
 		raw = raw[pageBytes:]
-		out, err := codec.Encode(id, wire.AppendPageHeader(c.b, wire.PageHeader{}), page, &c.scratch)
+		out, err := codecs.Encode(id, wire.AppendPageHeader(c.b, wire.PageHeader{}), page, &c.scratch)
 		if errors.Is(err, codec.ErrIncompressible) {
 			used, out, err = codec.Raw, append(out, page...), nil
 		}
@@ -233,27 +304,29 @@ func (l *Link) rate() float64 {
 	return sum
 }
 
-// code codes the pages of a chunk in place, and returns how many bytes they take
-// then; 0: they go raw, and are as they were.
-func (l *Link) code(c chunk, pages []byte) (int, error) {
+// code codes the pages of a chunk in place, and returns the codec and how many bytes they
+// take then. codec.Raw: they go raw, and are as they were.
+func (l *Link) code(c chunk, pages []byte) (codec.ID, int, error) {
 	mem, k := c.flow.mems[c.pair], &l.coder
 	if !k.codes(mem.Element) { // the rate need not be known
-		return 0, nil
+		return codec.Raw, len(pages), nil
 	}
-	id := k.choose(mem.Element, l.rate())
+	id := k.choose(mem.Element, l.rate(), time.Now())
 	if id == codec.Raw {
-		return 0, nil
+		return codec.Raw, len(pages), nil
 	}
 	out := l.agent.outCodes.Get().(*codedChunk)
 	defer l.agent.outCodes.Put(out)
-	start := time.Now()
-	if err := out.encode(id, pages, mem.PageBytes); err != nil {
-		return 0, err
+	p := l.agent.processors
+	took, err := p.run(func() error { return out.encode(p.codecs, id, pages, mem.PageBytes) })
+	if err != nil {
+		return codec.Raw, 0, err
 	}
-	if !k.coded(mem.Element, id, len(pages), len(out.b), time.Since(start)) {
-		return 0, nil
+	l.pagesOut.busy.Add(int64(took))
+	if !k.coded(mem.Element, id, len(pages), len(out.b), took, time.Now()) {
+		return codec.Raw, len(pages), nil
 	}
 	l.agent.metrics.codedPages.Add(float64(len(pages)))
 	l.agent.metrics.codedWire.Add(float64(len(out.b)))
-	return copy(pages, out.b), nil // shorter: it is worth sending
+	return id, copy(pages, out.b), nil // shorter: it is worth sending
 }

@@ -1,17 +1,20 @@
 package transfer
 
 import (
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/kvferry/kvferry/transfer/codec"
 )
 
+// cores is what tests take a node for.
+const cores = 2.0
+
+var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
 // TestChooseCodec holds the choice against what each way takes a byte, by brute
 // force over the codecs.
 func TestChooseCodec(t *testing.T) {
-	cores := float64(runtime.GOMAXPROCS(0))
 	for _, tc := range []struct {
 		name    string
 		mode    string
@@ -34,18 +37,18 @@ func TestChooseCodec(t *testing.T) {
 		{"by name, which the peer does not decode", "split4", codec.BF16, 10e6, 1 << codec.Huff, codec.Raw},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			k := coder{mode: tc.mode}
+			k := coder{mode: tc.mode, cores: cores}
 			k.meet(tc.mask)
-			if got := k.choose(tc.element, tc.rate); got != tc.want {
+			if got := k.choose(tc.element, tc.rate, start); got != tc.want {
 				t.Errorf("%v, want %v", got, tc.want)
 			}
-			if tc.mode == CodecAuto && k.choose(tc.element, tc.rate) != tc.want {
+			if tc.mode == CodecAuto && k.choose(tc.element, tc.rate, start) != tc.want {
 				t.Error("chooses otherwise the second time")
 			}
 		})
 	}
 	for rate := 1e6; rate < 1e12; rate *= 1.3 {
-		k := coder{mode: CodecAuto}
+		k := coder{mode: CodecAuto, cores: cores}
 		k.meet(codecMask())
 		best, least := codec.Raw, raw.time(rate, cores)
 		for _, id := range []codec.ID{codec.Huff, codec.Split4} {
@@ -53,7 +56,7 @@ func TestChooseCodec(t *testing.T) {
 				best, least = id, d*codedMargin
 			}
 		}
-		if got := k.choose(codec.BF16, rate); got != best {
+		if got := k.choose(codec.BF16, rate, start); got != best {
 			t.Errorf("%v at %g bytes a second, want %v", got, rate, best)
 		}
 	}
@@ -62,7 +65,6 @@ func TestChooseCodec(t *testing.T) {
 // TestCodecHysteresis has a choice stay while another one is faster by less than
 // the margin, and change beyond.
 func TestCodecHysteresis(t *testing.T) {
-	cores := float64(runtime.GOMAXPROCS(0))
 	h := priors[codec.Huff]
 	same := cores / (h.ratio * (h.cost + sendCost/h.ratio)) // where the path and the processors take as long
 	even := cores / (h.cost + sendCost/h.ratio)             // and where raw and coded bytes do
@@ -70,14 +72,14 @@ func TestCodecHysteresis(t *testing.T) {
 		t.Fatalf("%g and %g", even, same)
 	}
 	changes := func(from, to float64) (at float64) {
-		k := coder{mode: CodecAuto}
+		k := coder{mode: CodecAuto, cores: cores}
 		k.meet(1 << codec.Huff)
-		was := k.choose(codec.BF16, from)
+		was := k.choose(codec.BF16, from, start)
 		for rate := from; ; {
 			if rate *= 1.001; from > to {
 				rate /= 1.002
 			}
-			if now := k.choose(codec.BF16, rate); now != was {
+			if now := k.choose(codec.BF16, rate, start); now != was {
 				return rate
 			}
 			if (rate > to) == (from < to) {
@@ -94,10 +96,10 @@ func TestCodecHysteresis(t *testing.T) {
 // TestCodecGivesUp has chunks that do not shrink make the next ones go raw, unseen,
 // for twice as many each time, until one does shrink.
 func TestCodecGivesUp(t *testing.T) {
-	k := coder{mode: CodecAuto}
+	k := coder{mode: CodecAuto, cores: cores}
 	k.meet(codecMask())
 	raws := func() (n int) {
-		for ; k.choose(codec.BF16, 10e6) == codec.Raw; n++ {
+		for ; k.choose(codec.BF16, 10e6, start) == codec.Raw; n++ {
 		}
 		return n
 	}
@@ -105,12 +107,12 @@ func TestCodecGivesUp(t *testing.T) {
 		if n := raws(); n != want {
 			t.Fatalf("%d chunks raw, want %d", n, want)
 		}
-		if k.coded(codec.BF16, codec.Huff, 1000, 981, time.Microsecond) {
+		if k.coded(codec.BF16, codec.Huff, 1000, 981, time.Microsecond, start) {
 			t.Fatal("a gain of 1.9 % is enough")
 		}
 	}
 	raws()
-	if !k.coded(codec.BF16, codec.Huff, 1000, 980, time.Microsecond) {
+	if !k.coded(codec.BF16, codec.Huff, 1000, 980, time.Microsecond, start) {
 		t.Fatal("a gain of 2 % is not enough")
 	}
 	if n := raws(); n != 0 {
@@ -120,15 +122,57 @@ func TestCodecGivesUp(t *testing.T) {
 
 // TestCodecLearns moves from what a codec was taken for to what it does.
 func TestCodecLearns(t *testing.T) {
-	k := coder{mode: CodecAuto}
+	k := coder{mode: CodecAuto, cores: cores}
 	k.meet(1<<codec.Huff | 1<<codec.Split4)
-	if id := k.choose(codec.BF16, 50e6); id != codec.Huff {
+	if id := k.choose(codec.BF16, 50e6, start); id != codec.Huff {
 		t.Fatal(id)
 	}
 	for range 60 { // Huffman turns out to be slower than the link
-		k.coded(codec.BF16, codec.Huff, 1e6, 7e5, 200*time.Millisecond)
+		k.coded(codec.BF16, codec.Huff, 1e6, 7e5, 200*time.Millisecond, start)
 	}
-	if id := k.choose(codec.BF16, 50e6); id != codec.Split4 {
+	if id := k.choose(codec.BF16, 50e6, start); id != codec.Split4 {
 		t.Errorf("%v with Huffman at 5 MB/s, want split4", id)
+	}
+}
+
+// TestCodecTriedAgain has a codec that was too slow coded with once more in time, and believed.
+func TestCodecTriedAgain(t *testing.T) {
+	k := coder{mode: CodecAuto, cores: cores}
+	k.meet(1 << codec.Huff)
+	const chunk, coded = 1_000_000, 700_000
+	k.choose(codec.BF16, 50e6, start)
+	for range 60 {
+		k.coded(codec.BF16, codec.Huff, chunk, coded, 200*time.Millisecond, start)
+	}
+	tries := func(from, to time.Duration) (n int) {
+		for at := from; at < to; at += 100 * time.Millisecond {
+			if k.choose(codec.BF16, 50e6, start.Add(at)) == codec.Huff {
+				n++
+				k.coded(codec.BF16, codec.Huff, chunk, coded, 200*time.Millisecond, start.Add(at))
+			}
+		}
+		return n
+	}
+	if n := tries(0, retryAfter); n != 0 {
+		t.Errorf("%d chunks coded while it is too slow", n)
+	}
+	if n := tries(retryAfter, 3*retryAfter); n != 2 {
+		t.Errorf("%d tries in twice the time between them", n)
+	}
+	at := start.Add(4 * retryAfter)
+	for range 2 { // the second is chosen before the first is coded
+		k.choose(codec.BF16, 50e6, at)
+	}
+	if id := k.choose(codec.BF16, 50e6, at); id != codec.Raw {
+		t.Errorf("tried with %v while a try is under way", id)
+	}
+	k.coded(codec.BF16, codec.Huff, chunk, coded, chunk*time.Nanosecond, at) // the processors are free again
+	for range 20 {
+		if id := k.choose(codec.BF16, 50e6, at); id != codec.Huff {
+			t.Fatalf("%v after a chunk that was coded as fast as at first", id)
+		}
+	}
+	if id := k.choose(codec.BF16, 1e12, at.Add(retryAfter)); id != codec.Raw {
+		t.Errorf("tried with %v where it cannot pay", id)
 	}
 }

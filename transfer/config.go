@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"time"
 	"unicode/utf8"
 
@@ -103,6 +104,11 @@ type Config struct {
 	// all pages that it makes shorter. Pages stay bit for bit what they are. Default
 	// CodecAuto.
 	Codec string
+	// Cores is how many processors coding and sending share here, 1 to 65,535, for the choice of a codec and for the peer's. Default
+	// runtime.GOMAXPROCS(0).
+	Cores int
+	// Codecs codes and decodes pages. Nil: package codec. It is for models, in which a processor's time is not that of the machine.
+	Codecs Codecs
 	// Repair adds parity to what is sent, as much as the path's losses ask for, and
 	// rebuilds what was lost before QUIC misses it; both ends must allow it. See
 	// repair.Config: the zero value adapts, negative Parity is off.
@@ -179,6 +185,7 @@ func (c Config) Validate() error {
 	if c.MaxRate < 0 || c.MaxRate > 1<<50 {
 		bad("MaxRate", c.MaxRate, "1 to 2^50 bytes a second, or 0 for no bound", "choose a value in that range")
 	}
+	inRange("Cores", int64(c.Cores), 1, maxCores)
 	inRange("StreamWindow", c.StreamWindow, 64<<10, 1<<30)
 	inRange("ConnWindow", c.ConnWindow, 64<<10, 1<<34)
 	inRange("MaxConnWindow", c.MaxConnWindow, 64<<10, 1<<34)
@@ -230,6 +237,10 @@ func (c Config) withDefaults() Config {
 	c.ConnWindow = orDefault(c.ConnWindow, 32<<20)
 	c.MaxConnWindow = max(orDefault(c.MaxConnWindow, 64<<20), c.ConnWindow)
 	c.Codec = orDefault(c.Codec, CodecAuto)
+	c.Cores = orDefault(c.Cores, min(runtime.GOMAXPROCS(0), maxCores))
+	if c.Codecs == nil {
+		c.Codecs = packageCodecs{}
+	}
 	c.Repair = c.Repair.WithDefaults()
 	c.version = orDefault(c.version, wire.Version)
 	return c

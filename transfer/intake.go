@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvferry/kvferry/transfer/codec"
 	"github.com/kvferry/kvferry/transfer/wire"
 )
 
@@ -88,6 +89,9 @@ type arrived struct {
 	sum  uint32 // announced
 	wire int    // bytes that it took, coded or not
 	err  error  // it could not be decoded; wraps ErrChecksumMismatch
+
+	codec codec.ID
+	took  time.Duration // to decode
 }
 
 // land verifies one page and places it. It reports whether the page must be

@@ -49,6 +49,8 @@ type Link struct {
 	landed  atomic.Int64 // page bytes of all intakes, as they came: coded or not
 	coder   coder
 
+	pagesOut, pagesIn codingCounts
+
 	mu struct {
 		sync.Mutex
 		peer       Peer
@@ -89,7 +91,7 @@ func newLink(a *Agent, want PeerID, nonce wire.Nonce, addr net.Addr, known Estim
 	l.sched.init(a.cfg.schedulerRules(), l.tellQueued)
 	l.out.init()
 	l.hedges.init()
-	l.coder.mode = a.cfg.Codec
+	l.coder.mode, l.coder.cores = a.cfg.Codec, float64(a.cfg.Cores)
 	l.mu.peer.ID = want
 	l.mu.path.est, l.mu.path.policy = newEstimator(known, l.started), newStripePolicy(a.cfg.Stripes, known.Stripes)
 	l.mu.stripes = make(map[uint32]*stripe)

@@ -12,7 +12,8 @@ import (
 // pageReader reads the pages of one chunk. close is owed.
 type pageReader struct {
 	coded bool
-	left  int        // bytes of the chunk that are still to come
+	left  int // bytes of the chunk that are still to come
+	by    *processors
 	codes *sync.Pool // of *codedPage
 	page  *codedPage // nil: none yet
 }
@@ -70,8 +71,8 @@ func (r *pageReader) next(stream io.Reader, page []byte) (arrived, error) {
 	if _, err := io.ReadFull(stream, c.b); err != nil {
 		return arrived{}, err
 	}
-	a := arrived{b: page, wire: n}
-	if err := codec.Decode(id, page, c.b, &c.scratch); err != nil {
+	a := arrived{b: page, wire: n, codec: id}
+	if a.took, err = r.by.run(func() error { return r.by.codecs.Decode(id, page, c.b, &c.scratch) }); err != nil {
 		a.err = fmt.Errorf("decode %v: %w: %w", id, err, ErrChecksumMismatch)
 	}
 	return a, nil

@@ -51,7 +51,7 @@ func TestPageReader(t *testing.T) {
 		{name: "nothing", left: 4096, fails: io.EOF},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := pageReader{coded: true, left: orDefault(tc.left, len(tc.chunk)), codes: &sync.Pool{New: func() any { return new(codedPage) }}}
+			r := pageReader{coded: true, by: newProcessors(Config{Codecs: packageCodecs{}, Cores: 1}), left: orDefault(tc.left, len(tc.chunk)), codes: &sync.Pool{New: func() any { return new(codedPage) }}}
 			defer r.close()
 			got := make([]byte, page)
 			a, err := r.next(iotest.OneByteReader(bytes.NewReader(tc.chunk)), got)
@@ -77,16 +77,16 @@ func TestCodedAllocations(t *testing.T) {
 	const page, pages = 64 << 10, 16
 	raw := bytes.Repeat([]byte{0x12, 0x3f, 0x80, 0x3f, 1, 0xbe}, page*pages/6+1)[:page*pages]
 	var c codedChunk
-	if err := c.encode(codec.Huff, raw, page); err != nil {
+	if err := c.encode(packageCodecs{}, codec.Huff, raw, page); err != nil {
 		t.Fatal(err)
 	}
 	codes, dst := &sync.Pool{New: func() any { return new(codedPage) }}, make([]byte, page)
 	in := bytes.NewReader(nil)
 	n := testing.AllocsPerRun(20, func() {
-		if err := c.encode(codec.Huff, raw, page); err != nil {
+		if err := c.encode(packageCodecs{}, codec.Huff, raw, page); err != nil {
 			t.Error(err)
 		}
-		r := pageReader{coded: true, left: len(c.b), codes: codes}
+		r := pageReader{coded: true, by: newProcessors(Config{Codecs: packageCodecs{}, Cores: 1}), left: len(c.b), codes: codes}
 		in.Reset(c.b)
 		for range pages {
 			if a, err := r.next(in, dst); err != nil || a.err != nil {

@@ -94,7 +94,7 @@ func (l *Link) receivePages(s *stripe, stream *quic.ReceiveStream, in *intake, h
 	}
 	in.received.Add(int64(wire.ChunkFixedBytes + 4*pages))
 	page := buf.b[:pageBytes]
-	c := pageReader{coded: h.Codec == wire.CodecPages, left: int(h.WireLength), codes: &l.agent.inCodes}
+	c := pageReader{coded: h.Codec == wire.CodecPages, left: int(h.WireLength), by: l.agent.processors, codes: &l.agent.inCodes}
 	defer c.close()
 	var bad []int
 	for i := range pages {
@@ -108,6 +108,8 @@ func (l *Link) receivePages(s *stripe, stream *quic.ReceiveStream, in *intake, h
 		}
 		l.agent.metrics.bytesReceived.Add(float64(pageBytes))
 		in.received.Add(int64(p.wire + c.header()))
+		l.pagesIn.add(p.codec, pageBytes, p.wire+c.header())
+		l.pagesIn.busy.Add(int64(p.took))
 		p.sum = buf.sums[i]
 		again, over := in.land(pair, first+i, p)
 		if over && i < pages-1 {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/quic-go/quic-go"
 
+	"github.com/kvferry/kvferry/transfer/codec"
 	"github.com/kvferry/kvferry/transfer/wire"
 )
 
@@ -68,11 +69,11 @@ func (l *Link) sendChunk(w *writer, c chunk) (lost bool, err error) {
 	if f.key.own {
 		h.Flags = wire.FlagChunkOwn
 	}
-	n, err := l.code(c, buf.b[head:])
+	id, n, err := l.code(c, buf.b[head:])
 	if err != nil {
 		return false, fmt.Errorf("code chunk: %w", err)
 	}
-	if n > 0 {
+	if id != codec.Raw {
 		buf.b = buf.b[:head+n]
 		h.Codec, h.WireLength = wire.CodecPages, uint32(n)
 	}
@@ -116,6 +117,7 @@ func (l *Link) sendChunk(w *writer, c chunk) (lost bool, err error) {
 		return false, nil // reset by the flow's end, at the same time
 	}
 	l.agent.metrics.bytesSent.Add(float64(raw))
+	l.pagesOut.add(id, raw, n)
 	if !l.hedges.written(r) {
 		return false, nil
 	}

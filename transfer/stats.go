@@ -35,11 +35,13 @@ type LinkStats struct {
 	QueuedByClass [classes]int64
 	// Repair counts what repair did below QUIC, all stripes since the link began.
 	// Its Group, Symbols and Depth are those of one stripe that sends parity now.
-	Repair    repair.Stats
-	Streams   int       // chunk streams being written or read here
-	Transfers int       // that run now, started by either side
-	Calls     int       // in flight, made from here
-	Since     time.Time // when the link began
+	Repair repair.Stats
+	// Sent and Received count the pages that left here and that came, since the link began, and what coding them was worth.
+	Sent, Received Coding
+	Streams        int       // chunk streams being written or read here
+	Transfers      int       // that run now, started by either side
+	Calls          int       // in flight, made from here
+	Since          time.Time // when the link began
 }
 
 // Stats returns a snapshot.
@@ -51,7 +53,7 @@ func (l *Link) Stats() LinkStats {
 		Stripes: len(l.mu.stripes), QueuedByClass: l.sched.backlogs(), Since: l.started, Streams: int(l.streams.Load()),
 		Transfers: len(l.mu.intakes) + len(l.mu.outflows), Calls: len(l.mu.calls),
 	}
-	s.Repair = l.mu.pastRepair
+	s.Repair, s.Sent, s.Received = l.mu.pastRepair, l.pagesOut.snapshot(), l.pagesIn.snapshot()
 	for _, n := range s.QueuedByClass {
 		s.QueuedBytes += n
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvferry/kvferry/bench/wan"
 	"github.com/kvferry/kvferry/transfer"
+	"github.com/kvferry/kvferry/transfer/codec"
 )
 
 // Cell is one link to fill. Zero means the documented default.
@@ -25,9 +26,20 @@ type Cell struct {
 	// PacketCost is the processor time that a full packet costs each end; a small one costs a quarter of it. See the package
 	// documentation. Default none.
 	PacketCost time.Duration
+	// Codec is that of both agents, as of transfer.Config, and has pages be BF16 values with the entropy of a cache's. Empty: pages are
+	// noise, of which agents know nothing, and travel as they are.
+	Codec string
+	// Costs are of processor time that coding takes, by codec, at the source and at the destination. Default none.
+	Costs map[codec.ID]Cost
+	// Cores is how many processors each end has: what Costs and PacketCost charge takes turns on them, in order of arrival. Default no
+	// bound: all of it side by side.
+	Cores int
 	// Agents edits the configuration of both agents, source and destination. Nil: their defaults.
 	Agents func(*transfer.Config)
 }
+
+// Cost is what a codec takes of a processor, seconds a byte of pages before coding, 0 to 1e-6.
+type Cost struct{ Encode, Decode float64 }
 
 func (c Cell) withDefaults() Cell {
 	if c.Warm == 0 {
@@ -50,6 +62,9 @@ func (c Cell) bytes() int64 {
 	want := c.Cold
 	if want == 0 {
 		want = int64(c.WAN.Rate / 8 * (c.Warm + c.Measure).Seconds())
+		if c.Codec != "" {
+			want *= 2 // no codec makes more of BF16
+		}
 	}
 	block := int64(c.PageBytes) * int64(c.PagesPerBlock)
 	return (want + block - 1) / block * block
@@ -67,6 +82,13 @@ func (c Cell) Validate() error {
 	check(c.Warm >= 0, "warm", c.Warm, "0 for the default, or more")
 	check(c.Measure >= 0, "measure", c.Measure, "0 for the default, or more")
 	check(c.Cold >= 0, "cold", c.Cold, "0 for steady state, or bytes")
+	check(transfer.CheckCodec(c.Codec) == nil, "codec", c.Codec, "auto, off or a codec's name, or empty for noise")
+	check(c.Cores >= 0 && c.Cores <= 1<<10, "cores", c.Cores, "1 to 1024, or 0 for no bound")
+	for id, cost := range c.Costs {
+		for _, v := range [...]float64{cost.Encode, cost.Decode} {
+			check(v >= 0 && v <= 1e-6, fmt.Sprintf("costs of %v", id), v, "0 to 1e-6 s a byte")
+		}
+	}
 	check(c.PacketCost >= 0 && c.PacketCost <= time.Millisecond, "packet cost", c.PacketCost, "0 to 1ms")
 	c = c.withDefaults()
 	check(c.PageBytes >= 4<<10 && c.PageBytes <= 4<<20, "page", c.PageBytes, "4 KiB to 4 MiB")
@@ -84,7 +106,10 @@ type Measure struct {
 	// Bytes of verified pages in Seconds.
 	Bytes   int64   `json:"bytes"`
 	Seconds float64 `json:"seconds"`
-	// Share is Bytes over what the link's rate carries in that time.
+	// WireBytes is what pages took that came in that time, less than theirs where they were coded, and CodedBytes is theirs of those.
+	WireBytes  int64 `json:"wire_bytes"`
+	CodedBytes int64 `json:"coded_bytes"`
+	// Share is Bytes over what the link's rate carries in that time: with a codec more than 1 is possible.
 	Share float64 `json:"share"`
 	// Ceiling is the share that a perfect sender would have: PacketPayload times the data packets' part of what was sent.
 	Ceiling float64 `json:"ceiling"`

@@ -17,7 +17,8 @@
 // # Processor time
 //
 // In virtual time processor time costs nothing. Cell.PacketCost charges it: each packet that a socket sends or reads blocks the
-// goroutine that does it for so long, which is what bounds a QUIC connection on one thread.
+// goroutine that does it for so long, which is what bounds a QUIC connection on one thread. Cell.Costs charges what codecs code and
+// decode, in pages of values as caches have them, and Cell.Cores has all that is charged at an end take turns on so many processors.
 //
 // # Concurrency
 //

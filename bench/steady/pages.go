@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 
+	"github.com/kvferry/kvferry/bench/kvgen"
 	"github.com/kvferry/kvferry/transfer"
 )
 
@@ -22,10 +23,23 @@ type pages struct {
 	landed   atomic.Int64
 }
 
-func newPages(pageBytes int) *pages {
+// newPages makes pages of noise, or of BF16 values with the entropy of a cache's: K's half, then V's, of heads of 128 channels.
+func newPages(pageBytes int, values bool) (*pages, error) {
 	p := &pages{template: make([]byte, pageBytes)}
 	_, _ = rand.NewChaCha8([32]byte{1}).Read(p.template) // never fails
-	return p
+	const heads, dim = 4, 128
+	tokens := pageBytes / (2 * heads * dim * 2)
+	if !values || tokens == 0 {
+		return p, nil
+	}
+	half := tokens * heads * dim * 2
+	for _, kind := range []kvgen.Kind{kvgen.K, kvgen.V} {
+		c := kvgen.Config{Kind: kind, Tokens: tokens, Heads: heads, HeadDim: dim, Layer: 10, Layers: 32}
+		if err := kvgen.Generate(p.template[int(kind)*half:(int(kind)+1)*half], c); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
 }
 
 // number is a page's place in the memory.

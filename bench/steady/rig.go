@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvferry/kvferry/bench/wan"
 	"github.com/kvferry/kvferry/internal/certs"
 	"github.com/kvferry/kvferry/transfer"
+	"github.com/kvferry/kvferry/transfer/codec"
 )
 
 var (
@@ -28,33 +28,40 @@ type rig struct {
 	link   *transfer.Link     // the destination's
 	pages  *pages
 	ids    [2]transfer.MemoryID
+	cores  [2]*cores // of the ends
 }
 
 func newRig(ctx context.Context, c Cell) (_ *rig, err error) {
-	r := &rig{cell: c, net: wan.NewNetwork(c.WAN), pages: newPages(c.PageBytes)}
+	r := &rig{cell: c, net: wan.NewNetwork(c.WAN), cores: [2]*cores{newCores(c.Cores), newCores(c.Cores)}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.close())
 		}
 	}()
+	if r.pages, err = newPages(c.PageBytes, c.Codec != ""); err != nil {
+		return nil, err
+	}
 	ca, err := certs.NewCA("kvferry bench", 0)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := r.listen(netip.AddrPortFrom(sourceHost, 4433))
+	conn, err := r.listen(0, netip.AddrPortFrom(sourceHost, 4433))
 	if err != nil {
 		return nil, err
 	}
-	if r.agents[0], err = r.open(ca, "source", transfer.Config{Conn: conn}); err != nil {
+	if r.agents[0], err = r.open(ca, 0, transfer.Config{Conn: conn}); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	r.agents[1], err = r.open(ca, "destination", transfer.Config{DialPacket: func(context.Context) (net.PacketConn, error) {
-		return r.listen(netip.AddrPortFrom(destinationHost, 0))
+	r.agents[1], err = r.open(ca, 1, transfer.Config{DialPacket: func(context.Context) (net.PacketConn, error) {
+		return r.listen(1, netip.AddrPortFrom(destinationHost, 0))
 	}})
 	if err != nil {
 		return nil, err
 	}
 	m := transfer.Memory{PageBytes: c.PageBytes, Length: c.bytes(), Source: r.pages}
+	if c.Codec != "" {
+		m.Element = codec.BF16
+	}
 	for i, a := range r.agents {
 		if i == 1 {
 			m.Source, m.Sink = nil, r.pages
@@ -72,16 +79,17 @@ func newRig(ctx context.Context, c Cell) (_ *rig, err error) {
 	return r, nil
 }
 
-// listen opens a socket, which charges processor time where the cell says so.
-func (r *rig) listen(addr netip.AddrPort) (net.PacketConn, error) {
+// listen opens a socket of an end, which charges processor time where the cell says so.
+func (r *rig) listen(end int, addr netip.AddrPort) (net.PacketConn, error) {
 	conn, err := r.net.Listen(addr)
 	if err != nil || r.cell.PacketCost == 0 {
 		return conn, err
 	}
-	return &charged{PacketConn: conn, cost: r.cell.PacketCost}, nil
+	return &charged{PacketConn: conn, cost: r.cell.PacketCost, cores: r.cores[end]}, nil
 }
 
-func (r *rig) open(ca *certs.CA, name string, cfg transfer.Config) (*transfer.Agent, error) {
+func (r *rig) open(ca *certs.CA, end int, cfg transfer.Config) (*transfer.Agent, error) {
+	name := [...]string{"source", "destination"}[end]
 	pair, err := ca.Issue("bench", name)
 	if err != nil {
 		return nil, err
@@ -93,6 +101,7 @@ func (r *rig) open(ca *certs.CA, name string, cfg transfer.Config) (*transfer.Ag
 	cfg.Name = transfer.PeerID(id)
 	cfg.TLS = &tls.Config{Certificates: []tls.Certificate{pair.TLS()}, RootCAs: ca.Pool(), ClientCAs: ca.Pool(), MinVersion: tls.VersionTLS13}
 	cfg.Handler = func(context.Context, transfer.Peer, []byte) ([]byte, error) { return []byte("ready"), nil }
+	cfg.Codec, cfg.Cores, cfg.Codecs = r.cell.Codec, r.cell.Cores, chargedCodecs{r.cores[end], r.cell.Costs}
 	if r.cell.Agents != nil {
 		r.cell.Agents(&cfg)
 	}
@@ -122,7 +131,11 @@ func (r *rig) close() error {
 			errs = append(errs, r.agents[i].Close())
 		}
 	}
-	return errors.Join(append(errs, r.net.Close())...)
+	errs = append(errs, r.net.Close())
+	for _, c := range r.cores {
+		c.settle()
+	}
+	return errors.Join(errs...)
 }
 
 // counters at one moment.
@@ -130,11 +143,12 @@ type counters struct {
 	at     time.Time
 	landed int64
 	source transfer.LinkStats
+	came   transfer.Coding // to the destination
 	link   wan.LinkStats
 }
 
 func (r *rig) count() counters {
-	c := counters{at: time.Now(), landed: r.pages.landed.Load(), link: r.net.Stats(sourceHost, destinationHost)}
+	c := counters{at: time.Now(), landed: r.pages.landed.Load(), link: r.net.Stats(sourceHost, destinationHost), came: r.link.Stats().Received}
 	for _, l := range r.agents[0].Links() {
 		c.source = l.Stats()
 	}
@@ -144,6 +158,7 @@ func (r *rig) count() counters {
 func (r *rig) between(a, b counters) *Measure {
 	m := &Measure{
 		Bytes: b.landed - a.landed, Seconds: b.at.Sub(a.at).Seconds(), Stripes: b.source.Stripes, PacketsSent: b.source.PacketsSent - a.source.PacketsSent,
+		WireBytes: int64(b.came.WireBytes - a.came.WireBytes), CodedBytes: int64(b.came.CodedBytes - a.came.CodedBytes),
 		PacketsLost: b.source.PacketsLost - a.source.PacketsLost, DroppedLoss: b.link.DroppedLoss - a.link.DroppedLoss, DroppedQueue: b.link.DroppedQueue - a.link.DroppedQueue,
 	}
 	m.Share = float64(m.Bytes) * 8 / (m.Seconds * r.cell.WAN.Rate)
@@ -172,58 +187,4 @@ func repairText(s transfer.LinkStats) string {
 		return ""
 	}
 	return fmt.Sprintf("%d+%.1fx%d", s.Repair.Group, float64(s.Repair.Symbols)/2, s.Repair.Depth)
-}
-
-// charged is a socket whose packets cost processor time. It is charged in runs of packets: a sleep each would be most of the
-// simulation's work.
-type charged struct {
-	net.PacketConn
-	cost        time.Duration
-	sent, taken atomic.Int64 // nanoseconds that are owed
-}
-
-const (
-	chargedRun = 16 // full packets
-	fullPacket = 1280
-)
-
-func (c *charged) charge(owed *atomic.Int64, n int) {
-	cost := int64(c.cost)
-	if owed.Add(cost/4+cost*3/4*int64(n)/fullPacket) < chargedRun*cost {
-		return
-	}
-	if d := owed.Swap(0); d > 0 {
-		time.Sleep(time.Duration(d))
-	}
-}
-
-// WriteTo sends a packet.
-func (c *charged) WriteTo(b []byte, addr net.Addr) (int, error) {
-	c.charge(&c.sent, len(b))
-	return c.PacketConn.WriteTo(b, addr)
-}
-
-// ReadFrom reads a packet.
-func (c *charged) ReadFrom(b []byte) (int, net.Addr, error) {
-	n, addr, err := c.PacketConn.ReadFrom(b)
-	if err == nil {
-		c.charge(&c.taken, n)
-	}
-	return n, addr, err
-}
-
-// SetReadBuffer and SetWriteBuffer are what QUIC asks of a socket.
-func (c *charged) SetReadBuffer(n int) error {
-	if s, ok := c.PacketConn.(interface{ SetReadBuffer(int) error }); ok {
-		return s.SetReadBuffer(n)
-	}
-	return fmt.Errorf("read buffer of %T", c.PacketConn)
-}
-
-// SetWriteBuffer does as SetReadBuffer.
-func (c *charged) SetWriteBuffer(n int) error {
-	if s, ok := c.PacketConn.(interface{ SetWriteBuffer(int) error }); ok {
-		return s.SetWriteBuffer(n)
-	}
-	return fmt.Errorf("write buffer of %T", c.PacketConn)
 }

@@ -147,7 +147,10 @@ func TestValidate(t *testing.T) {
 
 // TestPages: what a sink must refuse.
 func TestPages(t *testing.T) {
-	p := newPages(4096)
+	p, err := newPages(4096, true)
+	if err != nil {
+		t.Fatal(err)
+	}
 	d := transfer.Desc{Offset: 8 * 4096, Pages: 4}
 	b, sums := make([]byte, 2*4096), make([]uint32, 2)
 	if err := p.ReadPages(nil, 0, d, 1, b, sums); err != nil {

@@ -133,6 +133,12 @@ func TestTable(t *testing.T) {
 		f.Add(results.Metric{Name: "share/" + r.Name, Unit: "1", Better: results.Higher, Median: r.Share, Low: r.Share, High: r.Share})
 		f.Add(results.Metric{Name: "of_ceiling/" + r.Name, Unit: "1", Better: results.Higher, Median: r.OfCeiling, Low: r.OfCeiling, High: r.OfCeiling})
 	}
+	save(t, f, body, tab)
+}
+
+// save prints a table and, where -out says so, writes it and its data.
+func save(t *testing.T, f *results.File, body any, tab *results.Table) {
+	t.Helper()
 	f.Finish(false)
 	if err := f.SetBody(body); err != nil {
 		t.Fatal(err)
