@@ -35,7 +35,7 @@ var sessionFlags = []string{"tenant", "engine", "source", "mode", "class", "dead
 
 // modeNames are the values of --mode.
 var modeNames = map[string]pb.Mode{
-	"auto": pb.Mode_MODE_UNSPECIFIED, "redirect": pb.Mode_MODE_REDIRECT, "fetch": pb.Mode_MODE_FETCH, "recompute": pb.Mode_MODE_RECOMPUTE,
+	"auto": pb.Mode_MODE_UNSPECIFIED, "redirect": pb.Mode_MODE_REDIRECT, "fetch": pb.Mode_MODE_FETCH, "recompute": pb.Mode_MODE_RECOMPUTE, "hybrid": pb.Mode_MODE_HYBRID,
 }
 
 // classNames are the values of --class.
@@ -56,12 +56,12 @@ func (f *migrateFlags) addSession(cmd *cobra.Command) {
 // addChoice adds the flags that bear on the choice of mode.
 func (f *migrateFlags) addChoice(cmd *cobra.Command) {
 	fl := cmd.Flags()
-	fl.Var(newChoice(&f.mode, "auto", "auto", "fetch", "recompute", "redirect"), "mode", "auto, fetch, recompute or redirect")
+	fl.Var(newChoice(&f.mode, "auto", "auto", "fetch", "hybrid", "recompute", "redirect"), "mode", "auto, fetch, hybrid (an engine that claims prefills the front meanwhile), recompute or redirect")
 	fl.Var(newChoice(&f.class, "interactive", "interactive", "background", "replication"), "class", "interactive, background or replication: what the source sends first")
 	fl.Var(newDuration(&f.deadline, 0, time.Millisecond), "deadline", "time within which the session must be warm")
 	fl.Var(newNumber(&f.expectedTurns, 0, 1e-6, 1e9), "expected-turns", "turns that will follow, for the price of redirect")
 	fl.BoolVar(&f.redirectAllowed, "redirect-allowed", false, "the caller can serve the session from where it is")
-	complete(cmd, "mode", "auto", "fetch", "recompute", "redirect")
+	complete(cmd, "mode", "auto", "fetch", "hybrid", "recompute", "redirect")
 	complete(cmd, "class", "interactive", "background", "replication")
 }
 
@@ -260,7 +260,7 @@ func (v migrationView) table(w io.Writer) {
 		row(w, "ownership:", fmt.Sprintf("%s, epoch %d", v.Ownership, v.Epoch))
 	}
 	if v.BlocksTotal > 0 {
-		row(w, "blocks:", fmt.Sprintf("%d usable of %d (%d were here, %d moved)", v.BlocksUsable, v.BlocksTotal, v.BlocksPresent, v.BlocksMoved))
+		row(w, "blocks:", fmt.Sprintf("%d usable of %d (%s)", v.BlocksUsable, v.BlocksTotal, v.origins()))
 	}
 	if v.Pages > 0 {
 		row(w, "moved:", fmt.Sprintf("%d pages, %s (%s on the wire, %d pages again) in %s%s", v.Pages, bytesText(v.Bytes), bytesText(v.WireBytes),

@@ -85,11 +85,13 @@ type migrationView struct {
 	BlocksTotal      int64         `json:"blocks_total"`
 	BlocksPresent    int64         `json:"blocks_present"`
 	BlocksMoved      int64         `json:"blocks_moved"`
+	BlocksComputed   int64         `json:"blocks_computed"`
 	BlocksUsable     int64         `json:"blocks_usable"`
 	Pages            int64         `json:"pages"`
 	PagesRetried     int64         `json:"pages_retried"`
 	Bytes            int64         `json:"bytes"`
 	WireBytes        int64         `json:"wire_bytes"`
+	DuplicateBytes   int64         `json:"duplicate_bytes"`
 	Tokens           int64         `json:"tokens"`
 	TailTokens       int64         `json:"tail_tokens"`
 	StaleTailTokens  int64         `json:"stale_tail_tokens"`
@@ -120,12 +122,22 @@ func viewMigration(m *pb.Migration) migrationView {
 	return v
 }
 
+// origins says where the blocks come from.
+func (v *migrationView) origins() string {
+	text := fmt.Sprintf("%d were here, %d moved", v.BlocksPresent, v.BlocksMoved)
+	if v.Mode == "hybrid" {
+		text += fmt.Sprintf(", %d prefilled meanwhile, %s twice", v.BlocksComputed, bytesText(v.DuplicateBytes))
+	}
+	return text
+}
+
 func (v *migrationView) report(r *pb.MigrationReport) {
 	v.State, v.Mode = stateName(r.GetState()), modeName(r.GetMode())
 	v.Code, v.Message = r.GetCode(), r.GetMessage()
 	v.Ownership = enumName(r.GetOwnership(), "OWNERSHIP_", true)
 	v.Source, v.Epoch = viewNode(r.GetSource()), r.GetEpoch()
 	v.BlocksTotal, v.BlocksPresent, v.BlocksMoved, v.BlocksUsable = r.GetBlocksTotal(), r.GetBlocksPresent(), r.GetBlocksMoved(), r.GetBlocksUsable()
+	v.BlocksComputed, v.DuplicateBytes = r.GetBlocksComputed(), r.GetDuplicateBytes()
 	v.Pages, v.PagesRetried = r.GetPages(), r.GetPagesRetried()
 	v.Bytes, v.WireBytes = r.GetBytes(), r.GetWireBytes()
 	v.Tokens, v.TailTokens, v.StaleTailTokens = r.GetTokens(), r.GetTailTokens(), r.GetStaleTailTokens()

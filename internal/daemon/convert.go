@@ -181,9 +181,9 @@ func modeFromProto(m pb.Mode) (planner.Mode, error) {
 	out, ok := modes[m]
 	switch {
 	case !ok:
-		return 0, invalid("mode", m, "redirect, fetch, recompute, or unspecified to let the planner choose")
-	case out == planner.ModeHybrid || out == planner.ModeBackground:
-		return 0, failf(ReasonModeUnavailable, "ask for redirect, fetch or recompute, or leave the mode to the planner", "mode %s is not available in this version", out)
+		return 0, invalid("mode", m, "redirect, fetch, recompute, hybrid, or unspecified to let the planner choose")
+	case out == planner.ModeBackground:
+		return 0, failf(ReasonModeUnavailable, "ask for redirect, fetch, recompute or hybrid, or leave the mode to the planner", "mode %s is not available in this version", out)
 	}
 	return out, nil
 }

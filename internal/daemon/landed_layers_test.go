@@ -442,7 +442,7 @@ func TestLandedPageAllocs(t *testing.T) {
 	m.mu.changed = make(chan struct{})
 	m.drive.engine = &engine{layout: kvstore.Layout{Layers: 80, KVHeads: 1, HeadDim: 8, BlockTokens: 1}}
 	m.drive.wanted = make([]wanted, 1000)
-	land := newLanding(m, pageOrder{blocks: 1000, layers: 80, size: 1})
+	land := newLanding(m, m.drive.wanted, pageOrder{blocks: 1000, layers: 80, size: 1})
 	page := 0
 	if n := testing.AllocsPerRun(10_000, func() {
 		land.landed(page, 0, 1)

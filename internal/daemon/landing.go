@@ -47,14 +47,14 @@ func (m *migration) pageOrder(n int) (pageOrder, error) {
 	return o, nil
 }
 
-// descriptors pairs the wanted blocks' slots here with those of the source.
-func (m *migration) descriptors(o pageOrder) (local, remote []transfer.Desc) {
+// descriptors pairs the slots of blocks here with those of the source.
+func (m *migration) descriptors(blocks []wanted, o pageOrder) (local, remote []transfer.Desc) {
 	dr := &m.drive
 	stride, pageBytes := uint64(dr.engine.layout.Stride()), uint64(dr.engine.layout.PageBytes())
 	local, remote = make([]transfer.Desc, o.pairs()), make([]transfer.Desc, o.pairs())
 	for i := range local {
 		block, first, layers := o.pair(i)
-		w := dr.wanted[block]
+		w := blocks[block]
 		src, at := dr.offer.slots[w.index], uint64(first)*pageBytes
 		local[i] = transfer.Desc{
 			Memory: dr.engine.memory, Offset: uint64(w.local.Slot)*stride + at, Generation: w.local.Generation, Pages: uint32(layers),
@@ -69,14 +69,17 @@ func (m *migration) descriptors(o pageOrder) (local, remote []transfer.Desc) {
 // landing counts pages into blocks. landed is called by the transfer's receivers, concurrently.
 type landing struct {
 	m         *migration
+	blocks    []wanted
 	order     pageOrder
 	left      []atomic.Int32 // pages that have not landed, a block
 	round     *layerRound
 	pageBytes int64
 }
 
-func newLanding(m *migration, o pageOrder) *landing {
-	l := &landing{m: m, order: o, left: make([]atomic.Int32, o.blocks), round: newLayerRound(m.drive.wanted, o.layers), pageBytes: m.drive.engine.layout.PageBytes()}
+func newLanding(m *migration, blocks []wanted, o pageOrder) *landing {
+	l := &landing{
+		m: m, blocks: blocks, order: o, left: make([]atomic.Int32, o.blocks), round: newLayerRound(blocks, o.layers), pageBytes: m.drive.engine.layout.PageBytes(),
+	}
 	for i := range l.left {
 		l.left[i].Store(int32(o.layers))
 	}
@@ -101,7 +104,7 @@ func (l *landing) landed(pair, page, pages int) {
 // commit makes a block whose pages have all landed readable by everybody.
 func (l *landing) commit(block int) {
 	m, dr := l.m, &l.m.drive
-	w := dr.wanted[block]
+	w := l.blocks[block]
 	dr.engine.landedFrom(w.local) // before anybody can find it
 	if err := dr.engine.arena.CommitLanded(m.owner, w.local); err != nil {
 		return

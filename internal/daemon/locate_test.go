@@ -50,12 +50,10 @@ func TestBadRequests(t *testing.T) {
 				t.Errorf("%s: faults %+v, want one of %s", tc.name, f.Fields, tc.field)
 			}
 		}
-		for _, mode := range []pb.Mode{pb.Mode_MODE_HYBRID, pb.Mode_MODE_BACKGROUND} {
-			req := request("s")
-			req.Mode = mode
-			_, _, err := r.b.migrate(req)
-			wantError(t, err, ReasonModeUnavailable)
-		}
+		req := request("s")
+		req.Mode = pb.Mode_MODE_BACKGROUND
+		_, _, err := r.b.migrate(req)
+		wantError(t, err, ReasonModeUnavailable)
 		r.settle()
 	})
 }

@@ -35,10 +35,11 @@ const (
 	evHere
 	// evOffered: the source leased its blocks and answered the layout.
 	evOffered
-	// evRedirect, evRecompute, evFetch: the plan.
+	// evRedirect, evRecompute, evFetch, evHybrid: the plan.
 	evRedirect
 	evRecompute
 	evFetch
+	evHybrid
 	// evReserved: slots for what is missing are held, and something is missing.
 	evReserved
 	// evNothingMissing: every block is here already.
@@ -71,7 +72,7 @@ var stateNames = [stateCount]string{
 }
 
 var eventNames = [eventCount]string{
-	"located", "here", "offered", "redirect", "recompute", "fetch", "reserved", "nothing_missing", "replicated", "landed",
+	"located", "here", "offered", "redirect", "recompute", "fetch", "hybrid", "reserved", "nothing_missing", "replicated", "landed",
 	"prefix_only", "grown", "moved_warm", "moved_cold", "source_gone", "failed", "cancel", "deadline",
 }
 
@@ -128,7 +129,7 @@ var transitions = [stateCount]map[event]state{
 		evFailed: stateFailed, evCancel: stateCancelled, evDeadline: stateFailed,
 	},
 	statePlanning: {
-		evRedirect: stateRedirect, evRecompute: stateHandingOver, evFetch: stateReserving,
+		evRedirect: stateRedirect, evRecompute: stateHandingOver, evFetch: stateReserving, evHybrid: stateTransferring,
 		evSourceGone: stateRecompute, evFailed: stateFailed, evCancel: stateCancelled, evDeadline: stateFailed,
 	},
 	stateReserving: {

@@ -45,6 +45,8 @@ type migrationMetrics struct {
 	blocksMoved prometheus.Counter
 	blocksHere  prometheus.Counter
 	staleTokens prometheus.Counter
+	computed    prometheus.Counter
+	duplicate   prometheus.Counter
 }
 
 // egressMetrics are what pullers take from this node.
@@ -157,6 +159,8 @@ func newMigrationMetrics(mk maker) migrationMetrics {
 		retried:     mk.counter("kvferry_migration_retried_pages_total", "Pages asked for again after failing verification."),
 		blocksMoved: mk.counter("kvferry_migration_moved_blocks_total", "Blocks that migrations brought."),
 		blocksHere:  mk.counter("kvferry_migration_present_blocks_total", "Blocks of the sessions that were here already."),
+		computed:    mk.counter("kvferry_migration_computed_blocks_total", "Blocks that an engine prefilled while others of the session moved."),
+		duplicate:   mk.counter("kvferry_migration_duplicate_bytes_total", "Bytes of blocks that had been asked for and were prefilled instead."),
 		staleTokens: mk.counter("kvferry_migration_stale_tokens_total", "Tokens that sessions grew by while they migrated and that did not move."),
 	}
 	steps := mk.histograms("kvferry_migration_step_seconds",
@@ -169,7 +173,7 @@ func newMigrationMetrics(mk maker) migrationMetrics {
 	// A counter that begins at its first event hides it from rate() and increase().
 	for mode := range pb.Mode_name {
 		for s := range stateCount {
-			if p := modes[pb.Mode(mode)]; s.terminal() && p != planner.ModeHybrid && p != planner.ModeBackground {
+			if p := modes[pb.Mode(mode)]; s.terminal() && p != planner.ModeBackground {
 				m.ended.WithLabelValues(modeLabel(pb.Mode(mode)), s.String())
 			}
 		}
@@ -178,9 +182,10 @@ func newMigrationMetrics(mk maker) migrationMetrics {
 		m.failures.WithLabelValues(string(r))
 	}
 	m.failures.WithLabelValues(otherCode)
-	fetch := modeLabel(pb.Mode_MODE_FETCH) // the one mode that moves blocks
-	m.predicted.WithLabelValues(fetch)
-	m.actual.WithLabelValues(fetch)
+	for _, mode := range []pb.Mode{pb.Mode_MODE_FETCH, pb.Mode_MODE_HYBRID} { // those that move blocks
+		m.predicted.WithLabelValues(modeLabel(mode))
+		m.actual.WithLabelValues(modeLabel(mode))
+	}
 	return m
 }
 
@@ -216,6 +221,8 @@ func (m *migrationMetrics) count(r *pb.MigrationReport, blockBytes int64) {
 	m.retried.Add(float64(r.GetPagesRetried()))
 	m.blocksMoved.Add(float64(r.GetBlocksMoved()))
 	m.blocksHere.Add(float64(r.GetBlocksPresent()))
+	m.computed.Add(float64(r.GetBlocksComputed()))
+	m.duplicate.Add(float64(r.GetDuplicateBytes()))
 	m.staleTokens.Add(float64(r.GetStaleTailTokens()))
 	// The engine's prefill after a recompute is not seen here, so only what moved blocks has an actual time.
 	if p := r.GetPredictedSeconds(); p > 0 && r.GetBlocksMoved() > 0 && r.GetState() == pb.MigrationState_MIGRATION_STATE_COMMITTED {

@@ -91,6 +91,8 @@ func (w reported) add(r *pb.MigrationReport, blockBytes int64) {
 	w["kvferry_migration_retried_pages_total"] += float64(r.GetPagesRetried())
 	w["kvferry_migration_moved_blocks_total"] += float64(r.GetBlocksMoved())
 	w["kvferry_migration_present_blocks_total"] += float64(r.GetBlocksPresent())
+	w["kvferry_migration_computed_blocks_total"] += float64(r.GetBlocksComputed())
+	w["kvferry_migration_duplicate_bytes_total"] += float64(r.GetDuplicateBytes())
 	w["kvferry_migration_stale_tokens_total"] += float64(r.GetStaleTailTokens())
 	if r.GetBlocksMoved() > 0 && r.GetPredictedSeconds() > 0 && st == "committed" {
 		labels = fmt.Sprintf(`{mode=%q}`, mode)

@@ -54,6 +54,8 @@ type migration struct {
 	dry    bool          // plan only: nothing is leased, reserved or moved
 	drive  drive
 
+	meeting meeting
+
 	mu struct {
 		sync.Mutex
 		state    state
@@ -80,6 +82,7 @@ type drive struct {
 	session   kvstore.Session
 	offer     offered
 	mode      planner.Mode
+	met       bool // a hybrid's ends have met: what is missing after it is fetched
 	predicted float64
 	alone     bool // on a measured link, when it was planned
 	lost      int  // blocks at the end of the session that the source does not have
@@ -366,6 +369,10 @@ func (m *migration) makeReport(st state) *pb.MigrationReport {
 	if dr.engine != nil && dr.session.Tokens > 0 {
 		usable := presentPrefix(dr.engine.arena, m.demand.tenant, dr.session.Keys)
 		r.BlocksUsable = int64(usable)
+		if dr.mode == planner.ModeHybrid {
+			r.BlocksComputed = max(0, r.GetBlocksUsable()-r.GetBlocksPresent()-r.GetBlocksMoved())
+			r.DuplicateBytes = int64(m.meeting.takenOver()) * dr.engine.layout.BlockBytes()
+		}
 		r.TailTokens = tailTokens(dr.session.Tokens, usable, dr.engine.layout.BlockTokens)
 	}
 	if r.GetOwnership() == pb.Ownership_OWNERSHIP_UNSPECIFIED && len(m.demand.keys) == 0 {

@@ -40,12 +40,18 @@ func (m *migration) plan(context.Context) (event, error) {
 	m.mu.Unlock()
 	switch dr.mode {
 	case planner.ModeRedirect:
+		m.meeting.close(meetingRecompute)
 		m.want(0)
 		return evRedirect, nil
 	case planner.ModeRecompute:
+		m.meeting.close(meetingRecompute)
 		m.want(0)
 		return evRecompute, nil
+	case planner.ModeHybrid:
+		m.want(int64(missing) * dr.engine.layout.BlockBytes())
+		return evHybrid, nil
 	case planner.ModeFetch:
+		m.meeting.close(meetingFetch)
 		if _, err := m.pageOrder(missing); err != nil {
 			return 0, err
 		}
@@ -146,44 +152,49 @@ func (m *migration) allHere() (event, error) {
 // reserveOnce fills drive.wanted with the slots it got and returns how many blocks somebody else is filling. Either
 // every missing block is reserved or none.
 func (m *migration) reserveOnce(keys []kvstore.BlockKey) (pending int, err error) {
-	dr := &m.drive
-	a, t := dr.engine.arena, m.demand.tenant
-	dr.wanted = dr.wanted[:0]
+	m.drive.wanted, pending, err = m.reserveRange(0, len(keys))
+	return pending, err
+}
+
+// reserveRange is reserveOnce for the blocks [from, to) of the session, and returns the slots it got.
+func (m *migration) reserveRange(from, to int) (got []wanted, pending int, err error) {
+	a, t, keys := m.drive.engine.arena, m.demand.tenant, m.drive.session.Keys[:to]
 	defer func() {
 		if err != nil {
-			m.abortWanted()
+			m.giveBack(got)
+			got = nil
 		}
 	}()
-	if err := m.holdPresent(keys); err != nil {
-		return 0, err
+	if err := m.holdPresent(keys[from:]); err != nil {
+		return nil, 0, err
 	}
-	for i := 0; i < len(keys); {
+	for i := from; i < to; {
 		if m.holds(keys[i]) {
 			i++
 			continue
 		}
 		first := i
-		for i < len(keys) && i-first < maxKeysPerCall && !m.holds(keys[i]) {
+		for i < to && i-first < maxKeysPerCall && !m.holds(keys[i]) {
 			i++
 		}
 		var parent kvstore.BlockKey
 		if first > 0 {
 			parent = keys[first-1]
 		}
-		got, err := a.ReserveAfter(m.owner, t, parent, keys[first:i])
+		slots, err := a.ReserveAfter(m.owner, t, parent, keys[first:i])
 		if err != nil {
-			return 0, err
+			return got, 0, err
 		}
-		for j, r := range got {
+		for j, r := range slots {
 			switch r.State {
 			case kvstore.Reserved:
-				dr.wanted = append(dr.wanted, wanted{index: first + j, key: r.Key, local: r.Ref})
+				got = append(got, wanted{index: first + j, key: r.Key, local: r.Ref})
 			case kvstore.Pending, kvstore.Present: // a present one came between the look and the reservation
 				pending++
 			}
 		}
 	}
-	return pending, nil
+	return got, pending, nil
 }
 
 // holds reports whether block k is kept from eviction until the migration ends.
@@ -243,23 +254,25 @@ func (m *migration) holdLanded(k kvstore.BlockKey) {
 
 // abortWanted gives back reserved slots that did not land. The transfer must be quiet.
 func (m *migration) abortWanted() {
-	for _, w := range m.drive.wanted {
-		_ = m.drive.engine.arena.Abort(m.owner, w.local) // landed ones refuse: they are committed
-	}
+	m.giveBack(m.drive.wanted)
 	m.drive.wanted = m.drive.wanted[:0]
 }
 
 // transfer moves the wanted blocks and waits for the last page.
 func (m *migration) transfer(ctx context.Context) (event, error) {
 	dr := &m.drive
+	if dr.mode == planner.ModeHybrid && !dr.met {
+		dr.met = true
+		return m.hybrid(ctx)
+	}
 	layout := dr.engine.layout
 	order, err := m.pageOrder(len(dr.wanted))
 	if err != nil {
 		m.abortWanted()
 		return 0, err
 	}
-	local, remote := m.descriptors(order)
-	land := newLanding(m, order)
+	local, remote := m.descriptors(dr.wanted, order)
+	land := newLanding(m, dr.wanted, order)
 	m.want(int64(len(dr.wanted)) * layout.BlockBytes())
 	t, err := dr.link.Prepare(transfer.Read, local, remote, transfer.TransferOptions{
 		Token: dr.offer.id, OnLanded: land.landed, ProgressTimeout: m.d.cfg.Link.ProgressTimeout,

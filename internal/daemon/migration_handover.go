@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/kvferry/kvferry/planner"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 	"github.com/kvferry/kvferry/transfer"
 )
@@ -77,7 +76,7 @@ func (m *migration) grew(ctx context.Context) (again bool, err error) {
 		return false, err
 	}
 	m.d.endOffer(ctx, dr.link, old)
-	return dr.mode != planner.ModeFetch, nil
+	return !brings(dr.mode), nil
 }
 
 // adopt records that this node owns the session.
@@ -91,7 +90,7 @@ func (m *migration) adopt(epoch uint64, stale int64) (event, error) {
 	}
 	dr.session, dr.epoch, dr.stale, dr.ownership = s, epoch, stale, pb.Ownership_OWNERSHIP_MOVED
 	m.d.flip(s.Tenant, s.ID, m.d.self, epoch)
-	if dr.mode == planner.ModeFetch && dr.lost == 0 {
+	if brings(dr.mode) && dr.lost == 0 {
 		return evMovedWarm, nil
 	}
 	return evMovedCold, nil

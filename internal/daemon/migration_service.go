@@ -79,6 +79,9 @@ func (d *Daemon) checkOrder(q *demand, req *pb.MigrateRequest) error {
 	default:
 		return invalid("order", req.GetOrder(), "WHOLE_BLOCKS, LAYER_GROUP_MAJOR, or unspecified")
 	}
+	if q.groupMajor && q.mode == planner.ModeHybrid {
+		return invalid("order", req.GetOrder(), "WHOLE_BLOCKS or unspecified with mode hybrid: its back is whole blocks")
+	}
 	if q.groupMajor && req.GetLandedLayers() == 0 {
 		return invalid("landed_layers", 0, "1 or more, the layers a group, when order is LAYER_GROUP_MAJOR")
 	}
@@ -249,6 +252,24 @@ func (s *migrationService) ListMigrations(_ context.Context, req *pb.ListMigrati
 		resp.Migrations = append(resp.Migrations, snap)
 	}
 	return resp, nil
+}
+
+// maxClaim bounds a claim's places: no session has more blocks.
+const maxClaim = maxSessionKeys
+
+// ClaimPrefill answers at once, but for a take-over: that waits until the fetch of what is taken over is quiet.
+func (s *migrationService) ClaimPrefill(ctx context.Context, req *pb.ClaimPrefillRequest) (*pb.ClaimPrefillResponse, error) {
+	switch n, want := req.GetComputedBlocks(), req.GetWantBlocks(); {
+	case n > maxClaim:
+		return nil, invalid("computed_blocks", n, fmt.Sprintf("0 to %d", maxClaim))
+	case want < 1 || want > maxKeysPerCall:
+		return nil, invalid("want_blocks", want, fmt.Sprintf("1 to %d", maxKeysPerCall))
+	}
+	m, err := s.d.migrations.find(req.GetMigrationId(), "")
+	if err != nil {
+		return nil, err
+	}
+	return m.claim(ctx, int(req.GetComputedBlocks()), int(req.GetWantBlocks()))
 }
 
 // CancelMigration ends one and waits for its end. A hand-over in flight is not undone: its answer decides.

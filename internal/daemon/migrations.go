@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvferry/kvferry/kvstore"
+	"github.com/kvferry/kvferry/planner"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
 
@@ -67,6 +68,10 @@ func (t *migrations) start(d *Daemon, q demand) (*migration, error) {
 	m.drive.held = map[kvstore.BlockKey]kvstore.LeaseID{}
 	m.drive.log = &landedLog{migration: id, tenant: string(q.tenant)}
 	m.mu.log = m.drive.log
+	m.meeting.kick = make(chan struct{}, 1) // one look is as good as many
+	if q.mode == planner.ModeFetch || q.mode == planner.ModeRedirect || len(q.keys) > 0 {
+		m.meeting.close(meetingFetch)
+	}
 	m.mu.changed, m.mu.started = make(chan struct{}), time.Now()
 	t.mu.byID[id], t.mu.byRequest[q.requestID] = m, m
 	if q.session != "" {

@@ -238,7 +238,9 @@ type RegisterEngineRequest struct {
 	// What the planner may use for recompute.
 	Prefill *PrefillSpeed `protobuf:"bytes,8,opt,name=prefill,proto3" json:"prefill,omitempty"`
 	// Blocks are published as they finish (true) or only on a publish-now event (false).
-	WriteThrough  bool `protobuf:"varint,9,opt,name=write_through,json=writeThrough,proto3" json:"write_through,omitempty"`
+	WriteThrough bool `protobuf:"varint,9,opt,name=write_through,json=writeThrough,proto3" json:"write_through,omitempty"`
+	// The engine asks ClaimPrefill before it computes blocks of a session that a migration brings, so that hybrid can be planned.
+	ClaimsPrefill bool `protobuf:"varint,10,opt,name=claims_prefill,json=claimsPrefill,proto3" json:"claims_prefill,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -332,6 +334,13 @@ func (x *RegisterEngineRequest) GetPrefill() *PrefillSpeed {
 func (x *RegisterEngineRequest) GetWriteThrough() bool {
 	if x != nil {
 		return x.WriteThrough
+	}
+	return false
+}
+
+func (x *RegisterEngineRequest) GetClaimsPrefill() bool {
+	if x != nil {
+		return x.ClaimsPrefill
 	}
 	return false
 }
@@ -1991,7 +2000,7 @@ const file_kvferry_v1_engine_proto_rawDesc = "" +
 	"\x03mfu\x18\x03 \x01(\x01R\x03mfu\x12#\n" +
 	"\rparams_active\x18\x04 \x01(\x01R\fparamsActive\x12\x1f\n" +
 	"\vquery_heads\x18\x05 \x01(\rR\n" +
-	"queryHeads\"\xcc\x02\n" +
+	"queryHeads\"\xf3\x02\n" +
 	"\x15RegisterEngineRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x1f\n" +
 	"\vengine_name\x18\x02 \x01(\tR\n" +
@@ -2003,7 +2012,9 @@ const file_kvferry_v1_engine_proto_rawDesc = "" +
 	"\x04rank\x18\x06 \x01(\rR\x04rank\x12\x14\n" +
 	"\x05world\x18\a \x01(\rR\x05world\x122\n" +
 	"\aprefill\x18\b \x01(\v2\x18.kvferry.v1.PrefillSpeedR\aprefill\x12#\n" +
-	"\rwrite_through\x18\t \x01(\bR\fwriteThrough\"\xce\x02\n" +
+	"\rwrite_through\x18\t \x01(\bR\fwriteThrough\x12%\n" +
+	"\x0eclaims_prefill\x18\n" +
+	" \x01(\bR\rclaimsPrefill\"\xce\x02\n" +
 	"\x16RegisterEngineResponse\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.kvferry.v1.NodeR\x04node\x12\x1d\n" +
 	"\n" +

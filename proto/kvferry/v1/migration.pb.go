@@ -1038,9 +1038,14 @@ type MigrationReport struct {
 	// Fidelity of what moved.
 	Fidelity Fidelity `protobuf:"varint,21,opt,name=fidelity,proto3,enum=kvferry.v1.Fidelity" json:"fidelity,omitempty"`
 	// Pages that failed verification and were asked for again.
-	PagesRetried  int64 `protobuf:"varint,22,opt,name=pages_retried,json=pagesRetried,proto3" json:"pages_retried,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	PagesRetried int64 `protobuf:"varint,22,opt,name=pages_retried,json=pagesRetried,proto3" json:"pages_retried,omitempty"`
+	// Blocks that were prefilled here while others moved; hybrid only.
+	BlocksComputed int64 `protobuf:"varint,23,opt,name=blocks_computed,json=blocksComputed,proto3" json:"blocks_computed,omitempty"`
+	// Bytes that arrived, or were on their way, of blocks that the front took over; hybrid only. On their way: as far as this
+	// side knows.
+	DuplicateBytes int64 `protobuf:"varint,24,opt,name=duplicate_bytes,json=duplicateBytes,proto3" json:"duplicate_bytes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *MigrationReport) Reset() {
@@ -1227,6 +1232,20 @@ func (x *MigrationReport) GetPagesRetried() int64 {
 	return 0
 }
 
+func (x *MigrationReport) GetBlocksComputed() int64 {
+	if x != nil {
+		return x.BlocksComputed
+	}
+	return 0
+}
+
+func (x *MigrationReport) GetDuplicateBytes() int64 {
+	if x != nil {
+		return x.DuplicateBytes
+	}
+	return 0
+}
+
 // Migration is one migration as it stands.
 type Migration struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1336,6 +1355,145 @@ func (x *Migration) GetAge() *durationpb.Duration {
 	return nil
 }
 
+// ClaimPrefillRequest asks for blocks to prefill, counted from the start of the session.
+type ClaimPrefillRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The migration, as Migrate named it.
+	MigrationId string `protobuf:"bytes,1,opt,name=migration_id,json=migrationId,proto3" json:"migration_id,omitempty"`
+	// Blocks before this place are done with: computed or loaded.
+	ComputedBlocks uint32 `protobuf:"varint,2,opt,name=computed_blocks,json=computedBlocks,proto3" json:"computed_blocks,omitempty"`
+	// Blocks from there that the caller would compute before it asks again, 1 to 65536.
+	WantBlocks    uint32 `protobuf:"varint,3,opt,name=want_blocks,json=wantBlocks,proto3" json:"want_blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClaimPrefillRequest) Reset() {
+	*x = ClaimPrefillRequest{}
+	mi := &file_kvferry_v1_migration_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimPrefillRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimPrefillRequest) ProtoMessage() {}
+
+func (x *ClaimPrefillRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_migration_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimPrefillRequest.ProtoReflect.Descriptor instead.
+func (*ClaimPrefillRequest) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ClaimPrefillRequest) GetMigrationId() string {
+	if x != nil {
+		return x.MigrationId
+	}
+	return ""
+}
+
+func (x *ClaimPrefillRequest) GetComputedBlocks() uint32 {
+	if x != nil {
+		return x.ComputedBlocks
+	}
+	return 0
+}
+
+func (x *ClaimPrefillRequest) GetWantBlocks() uint32 {
+	if x != nil {
+		return x.WantBlocks
+	}
+	return 0
+}
+
+// ClaimPrefillResponse says where the two ends stand.
+type ClaimPrefillResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The caller may compute blocks before this place. Not above computed_blocks: it waits for the block at that place to land, and asks
+	// again, or loads what has landed.
+	GrantedUntil uint32 `protobuf:"varint,1,opt,name=granted_until,json=grantedUntil,proto3" json:"granted_until,omitempty"`
+	// Blocks from this place on come from the source, or are here. 0 while it is not known what the session has.
+	FetchFrontier uint32 `protobuf:"varint,2,opt,name=fetch_frontier,json=fetchFrontier,proto3" json:"fetch_frontier,omitempty"`
+	// No later call will grant more: what is not granted lands, or has landed.
+	Stop bool `protobuf:"varint,3,opt,name=stop,proto3" json:"stop,omitempty"`
+	// The migration has ended, and nothing lands any more. What is not here is the caller's to compute: granted_until says all
+	// that it wanted.
+	Ended         bool `protobuf:"varint,4,opt,name=ended,proto3" json:"ended,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClaimPrefillResponse) Reset() {
+	*x = ClaimPrefillResponse{}
+	mi := &file_kvferry_v1_migration_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimPrefillResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimPrefillResponse) ProtoMessage() {}
+
+func (x *ClaimPrefillResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_migration_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimPrefillResponse.ProtoReflect.Descriptor instead.
+func (*ClaimPrefillResponse) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ClaimPrefillResponse) GetGrantedUntil() uint32 {
+	if x != nil {
+		return x.GrantedUntil
+	}
+	return 0
+}
+
+func (x *ClaimPrefillResponse) GetFetchFrontier() uint32 {
+	if x != nil {
+		return x.FetchFrontier
+	}
+	return 0
+}
+
+func (x *ClaimPrefillResponse) GetStop() bool {
+	if x != nil {
+		return x.Stop
+	}
+	return false
+}
+
+func (x *ClaimPrefillResponse) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
 // GetMigrationRequest names one.
 type GetMigrationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1349,7 +1507,7 @@ type GetMigrationRequest struct {
 
 func (x *GetMigrationRequest) Reset() {
 	*x = GetMigrationRequest{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[9]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1519,7 @@ func (x *GetMigrationRequest) String() string {
 func (*GetMigrationRequest) ProtoMessage() {}
 
 func (x *GetMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[9]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1532,7 @@ func (x *GetMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMigrationRequest.ProtoReflect.Descriptor instead.
 func (*GetMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{9}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetMigrationRequest) GetMigrationId() string {
@@ -1402,7 +1560,7 @@ type GetMigrationResponse struct {
 
 func (x *GetMigrationResponse) Reset() {
 	*x = GetMigrationResponse{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[10]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1414,7 +1572,7 @@ func (x *GetMigrationResponse) String() string {
 func (*GetMigrationResponse) ProtoMessage() {}
 
 func (x *GetMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[10]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1427,7 +1585,7 @@ func (x *GetMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMigrationResponse.ProtoReflect.Descriptor instead.
 func (*GetMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{10}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetMigrationResponse) GetMigration() *Migration {
@@ -1452,7 +1610,7 @@ type ListMigrationsRequest struct {
 
 func (x *ListMigrationsRequest) Reset() {
 	*x = ListMigrationsRequest{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[11]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1464,7 +1622,7 @@ func (x *ListMigrationsRequest) String() string {
 func (*ListMigrationsRequest) ProtoMessage() {}
 
 func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[11]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1477,7 +1635,7 @@ func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsRequest.ProtoReflect.Descriptor instead.
 func (*ListMigrationsRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{11}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListMigrationsRequest) GetTenant() string {
@@ -1512,7 +1670,7 @@ type ListMigrationsResponse struct {
 
 func (x *ListMigrationsResponse) Reset() {
 	*x = ListMigrationsResponse{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[12]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1524,7 +1682,7 @@ func (x *ListMigrationsResponse) String() string {
 func (*ListMigrationsResponse) ProtoMessage() {}
 
 func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[12]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1537,7 +1695,7 @@ func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsResponse.ProtoReflect.Descriptor instead.
 func (*ListMigrationsResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{12}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListMigrationsResponse) GetMigrations() []*Migration {
@@ -1560,7 +1718,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[13]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1572,7 +1730,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[13]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1585,7 +1743,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{13}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CancelMigrationRequest) GetMigrationId() string {
@@ -1613,7 +1771,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_kvferry_v1_migration_proto_msgTypes[14]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1625,7 +1783,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_migration_proto_msgTypes[14]
+	mi := &file_kvferry_v1_migration_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1638,7 +1796,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{14}
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CancelMigrationResponse) GetMigration() *Migration {
@@ -1719,7 +1877,7 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\x05waits\x18\x06 \x01(\bR\x05waits\x12'\n" +
 	"\x0ftransfers_ahead\x18\a \x01(\x03R\x0etransfersAhead\x12\x1f\n" +
 	"\vbytes_ahead\x18\b \x01(\x03R\n" +
-	"bytesAhead\"\xba\x06\n" +
+	"bytesAhead\"\x8c\a\n" +
 	"\x0fMigrationReport\x120\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1a.kvferry.v1.MigrationStateR\x05state\x12$\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x10.kvferry.v1.ModeR\x04mode\x12\x12\n" +
@@ -1745,7 +1903,9 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\btransfer\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\btransfer\x12+\n" +
 	"\x11predicted_seconds\x18\x14 \x01(\x01R\x10predictedSeconds\x120\n" +
 	"\bfidelity\x18\x15 \x01(\x0e2\x14.kvferry.v1.FidelityR\bfidelity\x12#\n" +
-	"\rpages_retried\x18\x16 \x01(\x03R\fpagesRetried\"\xf4\x02\n" +
+	"\rpages_retried\x18\x16 \x01(\x03R\fpagesRetried\x12'\n" +
+	"\x0fblocks_computed\x18\x17 \x01(\x03R\x0eblocksComputed\x12'\n" +
+	"\x0fduplicate_bytes\x18\x18 \x01(\x03R\x0eduplicateBytes\"\xf4\x02\n" +
 	"\tMigration\x12!\n" +
 	"\fmigration_id\x18\x01 \x01(\tR\vmigrationId\x12\x1d\n" +
 	"\n" +
@@ -1755,7 +1915,17 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\x04plan\x18\x05 \x01(\v2\x10.kvferry.v1.PlanR\x04plan\x129\n" +
 	"\bprogress\x18\x06 \x01(\v2\x1d.kvferry.v1.MigrationProgressR\bprogress\x123\n" +
 	"\x06report\x18\a \x01(\v2\x1b.kvferry.v1.MigrationReportR\x06report\x12+\n" +
-	"\x03age\x18\b \x01(\v2\x19.google.protobuf.DurationR\x03age\"W\n" +
+	"\x03age\x18\b \x01(\v2\x19.google.protobuf.DurationR\x03age\"\x82\x01\n" +
+	"\x13ClaimPrefillRequest\x12!\n" +
+	"\fmigration_id\x18\x01 \x01(\tR\vmigrationId\x12'\n" +
+	"\x0fcomputed_blocks\x18\x02 \x01(\rR\x0ecomputedBlocks\x12\x1f\n" +
+	"\vwant_blocks\x18\x03 \x01(\rR\n" +
+	"wantBlocks\"\x8c\x01\n" +
+	"\x14ClaimPrefillResponse\x12#\n" +
+	"\rgranted_until\x18\x01 \x01(\rR\fgrantedUntil\x12%\n" +
+	"\x0efetch_frontier\x18\x02 \x01(\rR\rfetchFrontier\x12\x12\n" +
+	"\x04stop\x18\x03 \x01(\bR\x04stop\x12\x14\n" +
+	"\x05ended\x18\x04 \x01(\bR\x05ended\"W\n" +
 	"\x13GetMigrationRequest\x12!\n" +
 	"\fmigration_id\x18\x01 \x01(\tR\vmigrationId\x12\x1d\n" +
 	"\n" +
@@ -1805,12 +1975,13 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\x15OWNERSHIP_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fOWNERSHIP_MOVED\x10\x01\x12\x15\n" +
 	"\x11OWNERSHIP_UNMOVED\x10\x02\x12\x15\n" +
-	"\x11OWNERSHIP_UNKNOWN\x10\x032\x9b\x03\n" +
+	"\x11OWNERSHIP_UNKNOWN\x10\x032\xee\x03\n" +
 	"\x10MigrationService\x129\n" +
 	"\x04Plan\x12\x17.kvferry.v1.PlanRequest\x1a\x18.kvferry.v1.PlanResponse\x12D\n" +
 	"\aMigrate\x12\x1a.kvferry.v1.MigrateRequest\x1a\x1b.kvferry.v1.MigrateResponse0\x01\x12Q\n" +
 	"\fGetMigration\x12\x1f.kvferry.v1.GetMigrationRequest\x1a .kvferry.v1.GetMigrationResponse\x12W\n" +
-	"\x0eListMigrations\x12!.kvferry.v1.ListMigrationsRequest\x1a\".kvferry.v1.ListMigrationsResponse\x12Z\n" +
+	"\x0eListMigrations\x12!.kvferry.v1.ListMigrationsRequest\x1a\".kvferry.v1.ListMigrationsResponse\x12Q\n" +
+	"\fClaimPrefill\x12\x1f.kvferry.v1.ClaimPrefillRequest\x1a .kvferry.v1.ClaimPrefillResponse\x12Z\n" +
 	"\x0fCancelMigration\x12\".kvferry.v1.CancelMigrationRequest\x1a#.kvferry.v1.CancelMigrationResponseB\xa0\x01\n" +
 	"\x0ecom.kvferry.v1B\x0eMigrationProtoP\x01Z5github.com/kvferry/kvferry/proto/kvferry/v1;kvferryv1\xa2\x02\x03KXX\xaa\x02\n" +
 	"Kvferry.V1\xca\x02\n" +
@@ -1829,7 +2000,7 @@ func file_kvferry_v1_migration_proto_rawDescGZIP() []byte {
 }
 
 var file_kvferry_v1_migration_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_kvferry_v1_migration_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_kvferry_v1_migration_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_kvferry_v1_migration_proto_goTypes = []any{
 	(FetchOrder)(0),                 // 0: kvferry.v1.FetchOrder
 	(TransferClass)(0),              // 1: kvferry.v1.TransferClass
@@ -1844,66 +2015,70 @@ var file_kvferry_v1_migration_proto_goTypes = []any{
 	(*MigrationProgress)(nil),       // 10: kvferry.v1.MigrationProgress
 	(*MigrationReport)(nil),         // 11: kvferry.v1.MigrationReport
 	(*Migration)(nil),               // 12: kvferry.v1.Migration
-	(*GetMigrationRequest)(nil),     // 13: kvferry.v1.GetMigrationRequest
-	(*GetMigrationResponse)(nil),    // 14: kvferry.v1.GetMigrationResponse
-	(*ListMigrationsRequest)(nil),   // 15: kvferry.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),  // 16: kvferry.v1.ListMigrationsResponse
-	(*CancelMigrationRequest)(nil),  // 17: kvferry.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil), // 18: kvferry.v1.CancelMigrationResponse
-	(*SessionRef)(nil),              // 19: kvferry.v1.SessionRef
-	(Mode)(0),                       // 20: kvferry.v1.Mode
-	(*durationpb.Duration)(nil),     // 21: google.protobuf.Duration
-	(*Plan)(nil),                    // 22: kvferry.v1.Plan
-	(*Node)(nil),                    // 23: kvferry.v1.Node
-	(*SlotRef)(nil),                 // 24: kvferry.v1.SlotRef
-	(Fidelity)(0),                   // 25: kvferry.v1.Fidelity
+	(*ClaimPrefillRequest)(nil),     // 13: kvferry.v1.ClaimPrefillRequest
+	(*ClaimPrefillResponse)(nil),    // 14: kvferry.v1.ClaimPrefillResponse
+	(*GetMigrationRequest)(nil),     // 15: kvferry.v1.GetMigrationRequest
+	(*GetMigrationResponse)(nil),    // 16: kvferry.v1.GetMigrationResponse
+	(*ListMigrationsRequest)(nil),   // 17: kvferry.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),  // 18: kvferry.v1.ListMigrationsResponse
+	(*CancelMigrationRequest)(nil),  // 19: kvferry.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil), // 20: kvferry.v1.CancelMigrationResponse
+	(*SessionRef)(nil),              // 21: kvferry.v1.SessionRef
+	(Mode)(0),                       // 22: kvferry.v1.Mode
+	(*durationpb.Duration)(nil),     // 23: google.protobuf.Duration
+	(*Plan)(nil),                    // 24: kvferry.v1.Plan
+	(*Node)(nil),                    // 25: kvferry.v1.Node
+	(*SlotRef)(nil),                 // 26: kvferry.v1.SlotRef
+	(Fidelity)(0),                   // 27: kvferry.v1.Fidelity
 }
 var file_kvferry_v1_migration_proto_depIdxs = []int32{
-	19, // 0: kvferry.v1.MigrateRequest.session:type_name -> kvferry.v1.SessionRef
-	20, // 1: kvferry.v1.MigrateRequest.mode:type_name -> kvferry.v1.Mode
-	21, // 2: kvferry.v1.MigrateRequest.deadline:type_name -> google.protobuf.Duration
+	21, // 0: kvferry.v1.MigrateRequest.session:type_name -> kvferry.v1.SessionRef
+	22, // 1: kvferry.v1.MigrateRequest.mode:type_name -> kvferry.v1.Mode
+	23, // 2: kvferry.v1.MigrateRequest.deadline:type_name -> google.protobuf.Duration
 	1,  // 3: kvferry.v1.MigrateRequest.class:type_name -> kvferry.v1.TransferClass
 	0,  // 4: kvferry.v1.MigrateRequest.order:type_name -> kvferry.v1.FetchOrder
 	4,  // 5: kvferry.v1.PlanRequest.migrate:type_name -> kvferry.v1.MigrateRequest
-	22, // 6: kvferry.v1.PlanResponse.plan:type_name -> kvferry.v1.Plan
-	23, // 7: kvferry.v1.PlanResponse.source:type_name -> kvferry.v1.Node
+	24, // 6: kvferry.v1.PlanResponse.plan:type_name -> kvferry.v1.Plan
+	25, // 7: kvferry.v1.PlanResponse.source:type_name -> kvferry.v1.Node
 	2,  // 8: kvferry.v1.MigrateResponse.state:type_name -> kvferry.v1.MigrationState
-	22, // 9: kvferry.v1.MigrateResponse.plan:type_name -> kvferry.v1.Plan
+	24, // 9: kvferry.v1.MigrateResponse.plan:type_name -> kvferry.v1.Plan
 	10, // 10: kvferry.v1.MigrateResponse.progress:type_name -> kvferry.v1.MigrationProgress
 	11, // 11: kvferry.v1.MigrateResponse.report:type_name -> kvferry.v1.MigrationReport
 	9,  // 12: kvferry.v1.MigrateResponse.landed:type_name -> kvferry.v1.Landed
 	8,  // 13: kvferry.v1.MigrateResponse.landed_layers:type_name -> kvferry.v1.LandedLayers
-	24, // 14: kvferry.v1.LandedLayers.slots:type_name -> kvferry.v1.SlotRef
-	24, // 15: kvferry.v1.Landed.slots:type_name -> kvferry.v1.SlotRef
-	21, // 16: kvferry.v1.MigrationProgress.elapsed:type_name -> google.protobuf.Duration
+	26, // 14: kvferry.v1.LandedLayers.slots:type_name -> kvferry.v1.SlotRef
+	26, // 15: kvferry.v1.Landed.slots:type_name -> kvferry.v1.SlotRef
+	23, // 16: kvferry.v1.MigrationProgress.elapsed:type_name -> google.protobuf.Duration
 	2,  // 17: kvferry.v1.MigrationReport.state:type_name -> kvferry.v1.MigrationState
-	20, // 18: kvferry.v1.MigrationReport.mode:type_name -> kvferry.v1.Mode
+	22, // 18: kvferry.v1.MigrationReport.mode:type_name -> kvferry.v1.Mode
 	3,  // 19: kvferry.v1.MigrationReport.ownership:type_name -> kvferry.v1.Ownership
-	23, // 20: kvferry.v1.MigrationReport.source:type_name -> kvferry.v1.Node
-	21, // 21: kvferry.v1.MigrationReport.total:type_name -> google.protobuf.Duration
-	21, // 22: kvferry.v1.MigrationReport.transfer:type_name -> google.protobuf.Duration
-	25, // 23: kvferry.v1.MigrationReport.fidelity:type_name -> kvferry.v1.Fidelity
-	19, // 24: kvferry.v1.Migration.session:type_name -> kvferry.v1.SessionRef
+	25, // 20: kvferry.v1.MigrationReport.source:type_name -> kvferry.v1.Node
+	23, // 21: kvferry.v1.MigrationReport.total:type_name -> google.protobuf.Duration
+	23, // 22: kvferry.v1.MigrationReport.transfer:type_name -> google.protobuf.Duration
+	27, // 23: kvferry.v1.MigrationReport.fidelity:type_name -> kvferry.v1.Fidelity
+	21, // 24: kvferry.v1.Migration.session:type_name -> kvferry.v1.SessionRef
 	2,  // 25: kvferry.v1.Migration.state:type_name -> kvferry.v1.MigrationState
-	22, // 26: kvferry.v1.Migration.plan:type_name -> kvferry.v1.Plan
+	24, // 26: kvferry.v1.Migration.plan:type_name -> kvferry.v1.Plan
 	10, // 27: kvferry.v1.Migration.progress:type_name -> kvferry.v1.MigrationProgress
 	11, // 28: kvferry.v1.Migration.report:type_name -> kvferry.v1.MigrationReport
-	21, // 29: kvferry.v1.Migration.age:type_name -> google.protobuf.Duration
+	23, // 29: kvferry.v1.Migration.age:type_name -> google.protobuf.Duration
 	12, // 30: kvferry.v1.GetMigrationResponse.migration:type_name -> kvferry.v1.Migration
 	12, // 31: kvferry.v1.ListMigrationsResponse.migrations:type_name -> kvferry.v1.Migration
 	12, // 32: kvferry.v1.CancelMigrationResponse.migration:type_name -> kvferry.v1.Migration
 	5,  // 33: kvferry.v1.MigrationService.Plan:input_type -> kvferry.v1.PlanRequest
 	4,  // 34: kvferry.v1.MigrationService.Migrate:input_type -> kvferry.v1.MigrateRequest
-	13, // 35: kvferry.v1.MigrationService.GetMigration:input_type -> kvferry.v1.GetMigrationRequest
-	15, // 36: kvferry.v1.MigrationService.ListMigrations:input_type -> kvferry.v1.ListMigrationsRequest
-	17, // 37: kvferry.v1.MigrationService.CancelMigration:input_type -> kvferry.v1.CancelMigrationRequest
-	6,  // 38: kvferry.v1.MigrationService.Plan:output_type -> kvferry.v1.PlanResponse
-	7,  // 39: kvferry.v1.MigrationService.Migrate:output_type -> kvferry.v1.MigrateResponse
-	14, // 40: kvferry.v1.MigrationService.GetMigration:output_type -> kvferry.v1.GetMigrationResponse
-	16, // 41: kvferry.v1.MigrationService.ListMigrations:output_type -> kvferry.v1.ListMigrationsResponse
-	18, // 42: kvferry.v1.MigrationService.CancelMigration:output_type -> kvferry.v1.CancelMigrationResponse
-	38, // [38:43] is the sub-list for method output_type
-	33, // [33:38] is the sub-list for method input_type
+	15, // 35: kvferry.v1.MigrationService.GetMigration:input_type -> kvferry.v1.GetMigrationRequest
+	17, // 36: kvferry.v1.MigrationService.ListMigrations:input_type -> kvferry.v1.ListMigrationsRequest
+	13, // 37: kvferry.v1.MigrationService.ClaimPrefill:input_type -> kvferry.v1.ClaimPrefillRequest
+	19, // 38: kvferry.v1.MigrationService.CancelMigration:input_type -> kvferry.v1.CancelMigrationRequest
+	6,  // 39: kvferry.v1.MigrationService.Plan:output_type -> kvferry.v1.PlanResponse
+	7,  // 40: kvferry.v1.MigrationService.Migrate:output_type -> kvferry.v1.MigrateResponse
+	16, // 41: kvferry.v1.MigrationService.GetMigration:output_type -> kvferry.v1.GetMigrationResponse
+	18, // 42: kvferry.v1.MigrationService.ListMigrations:output_type -> kvferry.v1.ListMigrationsResponse
+	14, // 43: kvferry.v1.MigrationService.ClaimPrefill:output_type -> kvferry.v1.ClaimPrefillResponse
+	20, // 44: kvferry.v1.MigrationService.CancelMigration:output_type -> kvferry.v1.CancelMigrationResponse
+	39, // [39:45] is the sub-list for method output_type
+	33, // [33:39] is the sub-list for method input_type
 	33, // [33:33] is the sub-list for extension type_name
 	33, // [33:33] is the sub-list for extension extendee
 	0,  // [0:33] is the sub-list for field type_name
@@ -1922,7 +2097,7 @@ func file_kvferry_v1_migration_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvferry_v1_migration_proto_rawDesc), len(file_kvferry_v1_migration_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

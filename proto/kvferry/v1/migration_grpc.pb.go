@@ -23,6 +23,7 @@ const (
 	MigrationService_Migrate_FullMethodName         = "/kvferry.v1.MigrationService/Migrate"
 	MigrationService_GetMigration_FullMethodName    = "/kvferry.v1.MigrationService/GetMigration"
 	MigrationService_ListMigrations_FullMethodName  = "/kvferry.v1.MigrationService/ListMigrations"
+	MigrationService_ClaimPrefill_FullMethodName    = "/kvferry.v1.MigrationService/ClaimPrefill"
 	MigrationService_CancelMigration_FullMethodName = "/kvferry.v1.MigrationService/CancelMigration"
 )
 
@@ -41,6 +42,10 @@ type MigrationServiceClient interface {
 	GetMigration(ctx context.Context, in *GetMigrationRequest, opts ...grpc.CallOption) (*GetMigrationResponse, error)
 	// ListMigrations returns recent migrations, newest first.
 	ListMigrations(ctx context.Context, in *ListMigrationsRequest, opts ...grpc.CallOption) (*ListMigrationsResponse, error)
+	// ClaimPrefill asks which blocks of a migration's session the caller may prefill from the front, while the fetch brings others from
+	// the back. An engine, or a proxy that has it prefill, calls it before it computes and again when it comes to the end of what
+	// was granted. The fetch never asks for a granted block. A migration that is never claimed from fetches everything.
+	ClaimPrefill(ctx context.Context, in *ClaimPrefillRequest, opts ...grpc.CallOption) (*ClaimPrefillResponse, error)
 	// CancelMigration ends a migration that is not terminal. The session stays whole at its owner.
 	CancelMigration(ctx context.Context, in *CancelMigrationRequest, opts ...grpc.CallOption) (*CancelMigrationResponse, error)
 }
@@ -102,6 +107,16 @@ func (c *migrationServiceClient) ListMigrations(ctx context.Context, in *ListMig
 	return out, nil
 }
 
+func (c *migrationServiceClient) ClaimPrefill(ctx context.Context, in *ClaimPrefillRequest, opts ...grpc.CallOption) (*ClaimPrefillResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ClaimPrefillResponse)
+	err := c.cc.Invoke(ctx, MigrationService_ClaimPrefill_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *migrationServiceClient) CancelMigration(ctx context.Context, in *CancelMigrationRequest, opts ...grpc.CallOption) (*CancelMigrationResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CancelMigrationResponse)
@@ -127,6 +142,10 @@ type MigrationServiceServer interface {
 	GetMigration(context.Context, *GetMigrationRequest) (*GetMigrationResponse, error)
 	// ListMigrations returns recent migrations, newest first.
 	ListMigrations(context.Context, *ListMigrationsRequest) (*ListMigrationsResponse, error)
+	// ClaimPrefill asks which blocks of a migration's session the caller may prefill from the front, while the fetch brings others from
+	// the back. An engine, or a proxy that has it prefill, calls it before it computes and again when it comes to the end of what
+	// was granted. The fetch never asks for a granted block. A migration that is never claimed from fetches everything.
+	ClaimPrefill(context.Context, *ClaimPrefillRequest) (*ClaimPrefillResponse, error)
 	// CancelMigration ends a migration that is not terminal. The session stays whole at its owner.
 	CancelMigration(context.Context, *CancelMigrationRequest) (*CancelMigrationResponse, error)
 	mustEmbedUnimplementedMigrationServiceServer()
@@ -150,6 +169,9 @@ func (UnimplementedMigrationServiceServer) GetMigration(context.Context, *GetMig
 }
 func (UnimplementedMigrationServiceServer) ListMigrations(context.Context, *ListMigrationsRequest) (*ListMigrationsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListMigrations not implemented")
+}
+func (UnimplementedMigrationServiceServer) ClaimPrefill(context.Context, *ClaimPrefillRequest) (*ClaimPrefillResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ClaimPrefill not implemented")
 }
 func (UnimplementedMigrationServiceServer) CancelMigration(context.Context, *CancelMigrationRequest) (*CancelMigrationResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CancelMigration not implemented")
@@ -240,6 +262,24 @@ func _MigrationService_ListMigrations_Handler(srv interface{}, ctx context.Conte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _MigrationService_ClaimPrefill_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ClaimPrefillRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MigrationServiceServer).ClaimPrefill(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MigrationService_ClaimPrefill_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MigrationServiceServer).ClaimPrefill(ctx, req.(*ClaimPrefillRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _MigrationService_CancelMigration_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CancelMigrationRequest)
 	if err := dec(in); err != nil {
@@ -276,6 +316,10 @@ var MigrationService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListMigrations",
 			Handler:    _MigrationService_ListMigrations_Handler,
+		},
+		{
+			MethodName: "ClaimPrefill",
+			Handler:    _MigrationService_ClaimPrefill_Handler,
 		},
 		{
 			MethodName: "CancelMigration",

@@ -1,0 +1,258 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/kvferry/kvferry/kvstore"
+	"github.com/kvferry/kvferry/transfer"
+)
+
+const (
+	// mostUnit is what a transfer of a hybrid brings at most, but for a single block.
+	mostUnit = 4 << 20
+	// leastWindow is how much of a fast link's time is in flight at least.
+	leastWindow = 20 * time.Millisecond
+	// firstWindow is what may be in flight over a link that nothing is known of.
+	firstWindow = 2 << 20
+	// maxUnits bounds the transfers of a hybrid in flight.
+	maxUnits = 256
+	// frontPoll is how often the front's blocks are looked for once the back has landed.
+	frontPoll = 5 * time.Millisecond
+	// frontPatience is how long the front may say nothing and bring nothing before the fetch takes what is missing.
+	frontPatience = 3 * time.Second
+)
+
+// hybrid fetches whole blocks from the back, in windows of two bandwidth-delay products, until they meet what an engine prefills from the
+// front, and waits for the front. What is missing after it is fetched as always: by an engine that has stopped, or because there was none.
+func (m *migration) hybrid(ctx context.Context) (event, error) {
+	dr, h := &m.drive, &m.meeting
+	keys := dr.session.Keys[:dr.offer.available]
+	h.open(presentPrefix(dr.engine.arena, m.demand.tenant, keys), len(keys), dr.engine.layout.BlockBytes())
+	defer h.close(meetingFetch)
+	started := time.Now()
+	defer func() { dr.transfer += time.Since(started) }()
+	dr.engine.beginLanding(dr.log)
+	if err := m.fetchBack(ctx, keys); err != nil {
+		var mismatch *unitError
+		if errors.As(err, &mismatch) && errors.Is(err, transfer.ErrChecksumMismatch) && ctx.Err() == nil {
+			local, remote := m.unitDescriptors(mismatch.u)
+			return m.accuse(ctx, local, remote, mismatch.u.err)
+		}
+		return 0, err
+	}
+	return evLanded, m.awaitFront(ctx, keys)
+}
+
+// unitError is a unit that failed.
+type unitError struct{ u *unit }
+
+func (e *unitError) Error() string { return e.u.err.Error() }
+func (e *unitError) Unwrap() error { return e.u.err }
+
+// fetchBack runs units until the ends have met and none is in flight. On an error all of them are quiet.
+func (m *migration) fetchBack(ctx context.Context, keys []kvstore.BlockKey) error {
+	h := &m.meeting
+	results := make(chan *unit, maxUnits) // all that can be in flight: nobody blocks
+	running := 0
+	take := func(u *unit) error {
+		running--
+		h.remove(u)
+		return m.tookUnit(u)
+	}
+	defer func() {
+		for _, u := range h.flying() {
+			u.t.Cancel()
+		}
+		for running > 0 {
+			_ = take(<-results) // they end because of err
+		}
+	}()
+	for {
+		for running < maxUnits {
+			window := m.window()
+			if running > 1 && h.asked() >= window {
+				break
+			}
+			first, end, ok := h.next(m.unitBlocks(window))
+			if !ok {
+				break
+			}
+			u, err := m.startUnit(ctx, first, end, results)
+			if err != nil {
+				return err
+			}
+			if u != nil {
+				running++
+			}
+		}
+		m.hybridProgress(keys)
+		if running == 0 {
+			return nil
+		}
+		select {
+		case u := <-results:
+			if err := take(u); err != nil {
+				return err
+			}
+		case <-h.kick:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// window is how many bytes may be in flight: two bandwidth-delay products, by what the link did lately, and at least leastWindow of time.
+// Over a link that nothing is known of it begins with firstWindow and may double.
+func (m *migration) window() int64 {
+	known, rtt := m.linkRate(), m.rtt()
+	now, _ := m.meeting.landedRate(m.drive.bytes.Load(), rtt)
+	if known > 0 {
+		return int64(max(known, now) * max(2*rtt, leastWindow).Seconds())
+	}
+	return max(firstWindow, int64(now*max(4*rtt, leastWindow).Seconds()))
+}
+
+// unitBlocks is the size of the next unit: an eighth of the window, so that little is in flight when the ends meet.
+func (m *migration) unitBlocks(window int64) int {
+	return int(max(1, min(window/8, mostUnit)/m.drive.engine.layout.BlockBytes()))
+}
+
+// startUnit asks for what is missing of the blocks [first, end); nil: nothing is.
+func (m *migration) startUnit(ctx context.Context, first, end int, results chan<- *unit) (*unit, error) {
+	dr := &m.drive
+	blocks, _, err := m.reserveRange(first, end) // what somebody else fills is looked at when everything has landed
+	if err != nil || len(blocks) == 0 {
+		return nil, err
+	}
+	u := &unit{first: first, end: end, blocks: blocks, bytes: int64(len(blocks)) * dr.engine.layout.BlockBytes(), done: make(chan struct{})}
+	layers := dr.engine.layout.PagesPerBlock()
+	order := pageOrder{blocks: len(blocks), layers: layers, size: layers}
+	local, remote := m.descriptors(blocks, order)
+	u.landing = newLanding(m, blocks, order)
+	u.t, err = dr.link.Prepare(transfer.Read, local, remote, transfer.TransferOptions{
+		Token: dr.offer.id, OnLanded: u.landing.landed, ProgressTimeout: m.d.cfg.Link.ProgressTimeout, Class: m.demand.class, Deadline: m.timeLeft(),
+	})
+	if err != nil {
+		m.giveBack(blocks)
+		return nil, err
+	}
+	dr.log.beginRound(u.landing.round)
+	m.setLanding(blocks, true)
+	m.meeting.add(u)
+	if err := u.t.Post(ctx); err != nil {
+		m.meeting.remove(u)
+		_ = u.t.Release() // always nil
+		m.endUnit(u)
+		return nil, err
+	}
+	go func() { // owner: fetchBack, which waits for what it sends
+		u.res, u.err = u.t.Wait(context.WithoutCancel(ctx))
+		_ = u.t.Release() // quiet from here on
+		m.endUnit(u)
+		results <- u
+	}()
+	return u, nil
+}
+
+// endUnit gives back what did not land. The transfer is quiet.
+func (m *migration) endUnit(u *unit) {
+	m.drive.log.endRound(u.landing.round)
+	m.setLanding(u.blocks, false)
+	m.giveBack(u.blocks)
+	if m.meeting.takes(u) {
+		left := 0
+		for i := range u.blocks {
+			if u.landing.left[i].Load() > 0 {
+				left++
+			}
+		}
+		m.meeting.give(u, left)
+	}
+	close(u.done)
+}
+
+// tookUnit accounts for a unit that has ended, and says what is wrong with it; a take-over is not.
+func (m *migration) tookUnit(u *unit) error {
+	dr := &m.drive
+	dr.wire, dr.retried = dr.wire+u.res.WireBytes, dr.retried+int64(u.res.PagesAgain)
+	if u.err == nil || m.meeting.takes(u) && errors.Is(u.err, transfer.ErrCancelled) {
+		return nil
+	}
+	return &unitError{u}
+}
+
+// unitDescriptors are those of a unit's transfer.
+func (m *migration) unitDescriptors(u *unit) (local, remote []transfer.Desc) {
+	return m.descriptors(u.blocks, u.landing.order)
+}
+
+// giveBack aborts reservations that did not land. Their transfer is quiet.
+func (m *migration) giveBack(blocks []wanted) {
+	for _, w := range blocks {
+		_ = m.drive.engine.arena.Abort(m.owner, w.local) // landed ones refuse: they are committed
+	}
+}
+
+// setLanding notes which blocks transfers bring.
+func (m *migration) setLanding(blocks []wanted, on bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.mu.landing == nil {
+		m.mu.landing = make(map[kvstore.BlockKey]struct{})
+	}
+	for _, w := range blocks {
+		if on {
+			m.mu.landing[w.key] = struct{}{}
+		} else {
+			delete(m.mu.landing, w.key)
+		}
+	}
+}
+
+// hybridProgress counts what the fetch still has to bring, as the ends stand, and tells those who watch and the source.
+func (m *migration) hybridProgress(keys []kvstore.BlockKey) {
+	dr := &m.drive
+	granted, frontier, _ := m.meeting.stands()
+	asked := m.meeting.asked()
+	layout := dr.engine.layout
+	gap := int64(max(0, min(frontier, len(keys))-granted)) * layout.BlockBytes()
+	dr.left.Store(asked + gap)
+	bytes := dr.bytes.Load() + asked + gap
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.total = pageCount{bytes / layout.PageBytes(), bytes}
+	m.notifyLocked()
+}
+
+// awaitFront waits until the front's blocks are here, or nobody seems to make them.
+func (m *migration) awaitFront(ctx context.Context, keys []kvstore.BlockKey) error {
+	a, t := m.drive.engine.arena, m.demand.tenant
+	here, last := presentPrefix(a, t, keys), time.Now()
+	tick := time.NewTicker(frontPoll)
+	defer tick.Stop()
+	for !allPresent(a, t, keys) {
+		_, _, heard := m.meeting.stands()
+		if n := presentPrefix(a, t, keys); n > here {
+			here, last = n, time.Now()
+		}
+		if time.Since(maxTime(last, heard)) > frontPatience {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-m.meeting.kick:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+func maxTime(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
