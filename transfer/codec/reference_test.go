@@ -67,6 +67,36 @@ func (p *plain) block(dst, b []byte) []byte {
 	return append(appendBlock(dst, blockHuffman, len(out)), out...)
 }
 
+// split4 appends page as the codec Split4 has it.
+func (p *plain) split4(dst, page []byte) []byte {
+	p.split(page)
+	var counts [256]int
+	for _, e := range p.coded {
+		counts[e]++
+	}
+	order := make([]byte, 256)
+	for i := range order {
+		order[i] = byte(i)
+	}
+	slices.SortStableFunc(order, func(a, b byte) int { return counts[b] - counts[a] })
+	dst = binary.LittleEndian.AppendUint32(append(dst, version), uint32(len(page)))
+	dst = append(dst, order[:codes]...)
+	var special, pairs []byte
+	for i, e := range p.coded {
+		c := slices.Index(order[:codes], e)
+		if c < 0 {
+			special, c = append(special, byte(i), byte(i>>8), byte(i>>16), e), 0
+		}
+		if i%2 == 0 {
+			pairs = append(pairs, byte(c))
+		} else {
+			pairs[i/2] |= byte(c) << 4
+		}
+	}
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(len(special)/escapeBytes))
+	return slices.Concat(dst, special, pairs, p.other, p.tail)
+}
+
 // unblock decodes table and streams.
 func (p *plain) unblock(dst, src []byte) error {
 	s, rest, err := huff0.ReadTable(src, &p.dec)
@@ -133,6 +163,11 @@ func TestAgainstPlain(t *testing.T) {
 			t.Fatalf("page %d: %v", i, err)
 		}
 		var p plain
+		if want := p.split4(nil, page); len(want) < len(page) {
+			if four, err := Encode(Split4, nil, page, &s); err != nil || !bytes.Equal(four, want) {
+				t.Errorf("page %d: split4 makes other bytes than it plainly does: %v", i, err)
+			}
+		}
 		if err := p.decode(got, coded); err != nil || !bytes.Equal(got, page) {
 			t.Errorf("page %d is another when read plainly: %v", i, err)
 		}

@@ -1,82 +1,79 @@
 package codec
 
 import (
-	"cmp"
 	"encoding/binary"
 	"slices"
 )
 
-// codes is the size of split4's codebook.
 const (
+	// codes is the size of split4's codebook.
 	codes       = 16
 	escapeBytes = 4
+	noCode      = 1 << 8 // a byte's code where it has none: 0 in four bits
 )
 
-// encodeSplit4 appends what split4 makes of src. It stops early when that becomes longer than src.
+// encodeSplit4 appends what split4 makes of src, or src where that would be longer.
 func (s *Scratch) encodeSplit4(dst, src []byte) []byte {
 	n := len(src) / group * group
 	coded, _ := s.planes(n / 2)
 	other := s.other[:n/2]
 	splitBF16(coded, other, src[:n])
-	book, code := codebook(coded)
+	book, code, escapes := codebook(histogram(&s.huff.counts, coded))
+	if escapes > len(src)/escapeBytes {
+		return append(dst, src...)
+	}
 	dst = append(dst, book[:]...)
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(escapes))
 	at := len(dst)
-	dst = binary.LittleEndian.AppendUint32(dst, 0)
-	escapes, most := 0, len(src)/escapeBytes
-	for i, e := range coded {
-		if code[e] < codes {
-			continue
+	dst = slices.Grow(dst, escapes*escapeBytes+n/4+n/2+group)[:at+escapes*escapeBytes+n/4]
+	special, pairs := dst[at:at+escapes*escapeBytes], dst[at+escapes*escapeBytes:]
+	for i := 0; i < len(coded); i += 8 {
+		c := (*[8]byte)(coded[i:])
+		a, b := code[c[0]]|code[c[1]]<<4, code[c[2]]|code[c[3]]<<4
+		d, e := code[c[4]]|code[c[5]]<<4, code[c[6]]|code[c[7]]<<4
+		*(*[4]byte)(pairs[i/2:]) = [4]byte{byte(a), byte(b), byte(d), byte(e)}
+		if (a|b|d|e)&^0xff != 0 {
+			special = escape(special, c, i, &code)
 		}
-		if escapes++; escapes > most {
-			return append(dst, src...) // as long as it must not be
-		}
-		dst = append(dst, byte(i), byte(i>>8), byte(i>>16), e)
-	}
-	binary.LittleEndian.PutUint32(dst[at:], uint32(escapes))
-	var pair [8]byte
-	for len(coded) >= len(pair)*2 {
-		c := coded[:16]
-		for j := range pair {
-			pair[j] = code[c[2*j]]&(codes-1) | code[c[2*j+1]]<<4
-		}
-		dst = append(dst, pair[:]...)
-		coded = coded[16:]
-	}
-	for ; len(coded) >= 2; coded = coded[2:] {
-		dst = append(dst, code[coded[0]]&(codes-1)|code[coded[1]]<<4)
 	}
 	dst = append(dst, other...)
 	return append(dst, src[n:]...)
 }
 
-// codebook returns the sixteen commonest bytes of a plane, the lower one first among equals, and the code of each byte;
-// codes: it has none.
-func codebook(plane []byte) (book [codes]byte, code [256]byte) {
-	var counts [4][256]uint32 // side by side, so that runs of one byte do not wait for themselves
-	for len(plane) >= 4 {
-		counts[0][plane[0]]++
-		counts[1][plane[1]]++
-		counts[2][plane[2]]++
-		counts[3][plane[3]]++
-		plane = plane[4:]
+// escape writes the bytes of c, of which the first is at, that have no code, and returns what is left of dst.
+func escape(dst []byte, c *[8]byte, at int, code *[256]uint16) []byte {
+	for j, e := range c {
+		if code[e] == noCode {
+			*(*[escapeBytes]byte)(dst) = [escapeBytes]byte{byte(at + j), byte((at + j) >> 8), byte((at + j) >> 16), e}
+			dst = dst[escapeBytes:]
+		}
 	}
-	for _, e := range plane {
-		counts[0][e]++
+	return dst
+}
+
+// codebook returns the sixteen commonest bytes, the lower one first among equals, the code of each byte and how many are escapes.
+func codebook(counts *[256]uint32) (book [codes]byte, code [256]uint16, escapes int) {
+	var keys [256]uint32
+	n := 0
+	for b, c := range counts {
+		if c > 0 || b < codes { // those that do not occur fill up the book
+			keys[n] = c<<8 | uint32(255-b)
+			n++
+		}
 	}
-	var order [256]int
-	for e := range order {
-		order[e] = e
-		counts[0][e] += counts[1][e] + counts[2][e] + counts[3][e]
-	}
-	slices.SortFunc(order[:], func(a, b int) int { return cmp.Or(cmp.Compare(counts[0][b], counts[0][a]), cmp.Compare(a, b)) })
-	for e := range code {
-		code[e] = codes
+	slices.Sort(keys[:n])
+	for i := range code {
+		code[i] = noCode
 	}
 	for c := range book {
-		book[c] = byte(order[c])
-		code[order[c]] = byte(c)
+		n--
+		book[c] = byte(255 - keys[n])
+		code[book[c]] = uint16(c)
 	}
-	return book, code
+	for _, k := range keys[:n] {
+		escapes += int(k >> 8)
+	}
+	return book, code, escapes
 }
 
 func (s *Scratch) decodeSplit4(dst, src []byte) error {
