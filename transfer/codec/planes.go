@@ -19,7 +19,12 @@ const (
 // splitBF16 puts the exponents of src into coded, and sign and mantissa of each element into a byte of other. src is whole
 // groups, each plane half as long.
 func splitBF16(coded, other, src []byte) {
-	for i := range planeWords(src, coded, other) {
+	n, done := planeWords(src, coded, other), 0
+	if hasAVX2 && n >= 4 {
+		done = n &^ 3
+		splitBF16AVX2(&coded[0], &other[0], &src[0], n/4)
+	}
+	for i := done; i < n; i++ {
 		in, c, o := word16(src, i), word8(coded, i), word8(other, i)
 		a, b := binary.LittleEndian.Uint64(in[:8]), binary.LittleEndian.Uint64(in[8:])
 		binary.LittleEndian.PutUint64(c[:], a>>7&lowBytes|b>>7&lowBytes<<8)
@@ -29,7 +34,12 @@ func splitBF16(coded, other, src []byte) {
 
 // mergeBF16 undoes splitBF16.
 func mergeBF16(dst, coded, other []byte) {
-	for i := range planeWords(dst, coded, other) {
+	n, done := planeWords(dst, coded, other), 0
+	if hasAVX2 && n >= 4 {
+		done = n &^ 3
+		mergeBF16AVX2(&dst[0], &coded[0], &other[0], n/4)
+	}
+	for i := done; i < n; i++ {
 		out, c, o := word16(dst, i), word8(coded, i), word8(other, i)
 		e, m := binary.LittleEndian.Uint64(c[:]), binary.LittleEndian.Uint64(o[:])
 		binary.LittleEndian.PutUint64(out[:8], e&lowBytes<<7|m&signBits<<8|m&mantissas)

@@ -21,8 +21,8 @@ const (
 type unpackTable struct {
 	// one has the first byte and, below it, the length of its code.
 	one [1 << tableLog]uint16
-	// many has as many bytes as the bits hold whole codes of, up to mostALook, from bit 0; how many they are from bit 30, and the length of
-	// their codes from bit 24.
+	// many has the length of one code or more, as many as the bits hold whole up to mostALook, from bit 0; what they
+	// stand for from bit 6; and how many they are from bit 30.
 	many [1 << tableLog]uint32
 }
 
@@ -120,7 +120,7 @@ func (t *unpackTable) fill(weights []byte, log int) {
 			out |= e >> 8 << (8 * count)
 			count++
 		}
-		t.many[i] = out | (count<<6|n)<<24
+		t.many[i] = count<<30 | out<<6 | n
 	}
 }
 
@@ -142,49 +142,70 @@ func (s *stream) steps() int {
 func (s *stream) step(t *[1 << tableLog]uint32, dst, src []byte) {
 	v := binary.LittleEndian.Uint64(src[s.in:]) << (s.used & 63)
 	w := unsafe.Pointer((*[window]byte)(dst[s.at:]))
+
 	e := t[v>>56]
-	put(w, 0, e)
-	v <<= e >> 24 & 63
-	sum := e >> 24
+	put(w, 0, e>>6)
+	v <<= e & 63
+	k, used := e>>30, uint32(s.used)+e&63
 
 	e = t[v>>56]
-	put(w, sum>>6, e)
-	v <<= e >> 24 & 63
-	sum += e >> 24
+	put(w, k, e>>6)
+	v <<= e & 63
+	k, used = k+e>>30, used+e&63
 
 	e = t[v>>56]
-	put(w, sum>>6, e)
-	v <<= e >> 24 & 63
-	sum += e >> 24
+	put(w, k, e>>6)
+	v <<= e & 63
+	k, used = k+e>>30, used+e&63
 
 	e = t[v>>56]
-	put(w, sum>>6, e)
-	v <<= e >> 24 & 63
-	sum += e >> 24
+	put(w, k, e>>6)
+	v <<= e & 63
+	k, used = k+e>>30, used+e&63
 
 	e = t[v>>56]
-	put(w, sum>>6, e)
-	v <<= e >> 24 & 63
-	sum += e >> 24
+	put(w, k, e>>6)
+	v <<= e & 63
+	k, used = k+e>>30, used+e&63
 
 	e = t[v>>56]
-	put(w, sum>>6, e)
-	v <<= e >> 24 & 63
-	sum += e >> 24
+	put(w, k, e>>6)
+	v <<= e & 63
+	k, used = k+e>>30, used+e&63
 
 	e = t[v>>56]
-	put(w, sum>>6, e)
-	sum += e >> 24
+	put(w, k, e>>6)
+	k, used = k+e>>30, used+e&63
 
-	s.at += int(sum >> 6)
-	used := s.used + int(sum&63)
-	s.in -= used >> 3
-	s.used = used & 7
+	s.at += int(k)
+	s.in -= int(used >> 3)
+	s.used = int(used & 7)
 }
 
-// put writes the bytes of an entry, and its length, i bytes behind w.
+// put writes e i bytes behind w.
 func put(w unsafe.Pointer, i, e uint32) {
 	binary.LittleEndian.PutUint32((*[4]byte)(unsafe.Add(w, i))[:], e)
+}
+
+// unpack does the steps that are safe for all streams.
+func (t *unpackTable) unpack(streams *[4]stream, dst, src []byte) {
+	a, b, c, d := &streams[0], &streams[1], &streams[2], &streams[3]
+	for {
+		n := min(a.steps(), b.steps(), c.steps(), d.steps())
+		if n <= 0 {
+			return
+		}
+		if hasBMI {
+			unpackBMI2(streams, &t.many, &dst[0], &src[0], n)
+			continue
+		}
+		for range n {
+			a.step(&t.many, dst, src)
+			b.step(&t.many, dst, src)
+			c.step(&t.many, dst, src)
+			d.step(&t.many, dst, src)
+		}
+	}
 }
 
 // finish decodes the rest of a stream byte by byte.
@@ -239,15 +260,7 @@ func (h *huffScratch) decodeHuffman(dst, src []byte) error {
 		}
 		from = to
 	}
-	a, b, c, d := &streams[0], &streams[1], &streams[2], &streams[3]
-	for n := min(a.steps(), b.steps(), c.steps(), d.steps()); n > 0; n = min(a.steps(), b.steps(), c.steps(), d.steps()) {
-		for range n {
-			a.step(&h.out.many, dst, src)
-			b.step(&h.out.many, dst, src)
-			c.step(&h.out.many, dst, src)
-			d.step(&h.out.many, dst, src)
-		}
-	}
+	h.out.unpack(&streams, dst, src)
 	for i := range streams {
 		s := &streams[i]
 		for s.steps() > 0 {

@@ -1,0 +1,32 @@
+//go:build !purego
+
+package codec
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/cpu"
+)
+
+var (
+	hasAVX2 = cpu.X86.HasAVX2
+	hasBMI  = cpu.X86.HasBMI1 && cpu.X86.HasBMI2
+)
+
+// splitBF16AVX2 splits n times four groups.
+//
+//go:noescape
+func splitBF16AVX2(coded, other, src *byte, n int)
+
+// mergeBF16AVX2 undoes splitBF16AVX2.
+//
+//go:noescape
+func mergeBF16AVX2(dst, coded, other *byte, n int)
+
+// unpackBMI2 does n steps of each of the streams, which must be safe, and n at least 1.
+//
+//go:noescape
+func unpackBMI2(s *[4]stream, t *[1 << tableLog]uint32, dst, src *byte, n int)
+
+// The assembly knows where the fields are.
+var _ = [1]struct{}{}[unsafe.Sizeof(stream{})-40|unsafe.Offsetof(stream{}.in)|unsafe.Offsetof(stream{}.used)-8|unsafe.Offsetof(stream{}.at)-24]
