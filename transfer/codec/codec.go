@@ -40,7 +40,7 @@ func (s *Scratch) planes(n int) (coded, other []byte) {
 	return s.plane[:n], s.other[:n]
 }
 
-// Encode appends the coded form of the page src to dst, whose bytes it does not change otherwise. Neither is retained.
+// Encode appends the coded form of the page src to dst, whose bytes up to its length it does not change. Neither is retained.
 // Errors: ErrIncompressible, with dst as it was, when that would not be shorter than src, and for Raw; an error for what is no codec
 // and for a page over MaxPageBytes.
 func Encode(id ID, dst, src []byte, s *Scratch) ([]byte, error) {
@@ -75,7 +75,8 @@ func Encode(id ID, dst, src []byte, s *Scratch) ([]byte, error) {
 }
 
 // Decode fills dst, whose length is that of the page, from src, the whole of what Encode appended. Neither is retained.
-// Errors wrap ErrCorrupt, and dst is then not defined. It allocates no more than the scratch grows by, which dst's length bounds.
+// Errors wrap ErrCorrupt, and dst is then not defined. It allocates no more than the scratch grows by, which dst's length bounds, and as
+// much again for some corrupt frames of Zstd.
 func Decode(id ID, dst, src []byte, s *Scratch) error {
 	if len(src) < headerBytes || len(dst) > MaxPageBytes {
 		return corrupt("%d bytes for a page of %d", len(src), len(dst))

@@ -24,10 +24,11 @@ const (
 // huffScratch codes planes by Huffman: the bytes are those of huff0 (zstd's literals in four streams), with codes of at most
 // tableLog bits, so that a table of 256 entries decodes them.
 type huffScratch struct {
-	counts  [4][256]uint32
+	counts  [8][256]uint32
 	codes   codeTable
 	coins   coinBox
 	weights [256]byte // of the table that is written or read
+	table   [512]byte // the weights, coded
 	fse     fse.Scratch
 	out     unpackTable
 	long    huff0.Scratch // for codes over tableLog bits, which Encode does not make
@@ -68,9 +69,9 @@ func appendBlock(dst []byte, kind byte, n int) []byte {
 	return append(dst, kind, byte(n), byte(n>>8), byte(n>>16))
 }
 
-// histogram counts the bytes of b. Four tables side by side keep runs of one byte from waiting for themselves; the result is
+// histogram counts the bytes of b. Eight tables side by side keep runs of one byte from waiting for themselves; the result is
 // the first of them.
-func histogram(counts *[4][256]uint32, b []byte) *[256]uint32 {
+func histogram(counts *[8][256]uint32, b []byte) *[256]uint32 {
 	clear(counts[:])
 	for len(b) >= 8 {
 		w := (*[8]byte)(b)
@@ -78,17 +79,17 @@ func histogram(counts *[4][256]uint32, b []byte) *[256]uint32 {
 		counts[1][w[1]]++
 		counts[2][w[2]]++
 		counts[3][w[3]]++
-		counts[0][w[4]]++
-		counts[1][w[5]]++
-		counts[2][w[6]]++
-		counts[3][w[7]]++
+		counts[4][w[4]]++
+		counts[5][w[5]]++
+		counts[6][w[6]]++
+		counts[7][w[7]]++
 		b = b[8:]
 	}
 	for _, e := range b {
 		counts[0][e]++
 	}
 	for i := range counts[0] {
-		counts[0][i] += counts[1][i] + counts[2][i] + counts[3][i]
+		counts[0][i] += counts[1][i] + counts[2][i] + counts[3][i] + counts[4][i] + counts[5][i] + counts[6][i] + counts[7][i]
 	}
 	return &counts[0]
 }

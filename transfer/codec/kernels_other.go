@@ -1,6 +1,8 @@
-//go:build !amd64 || purego
+//go:build !amd64 || purego || invariants
 
 package codec
+
+// What kernels_amd64.go has is not there on other processors, with the tag purego, and under invariants, whose tests so run the Go code.
 
 const (
 	hasAVX2 = false

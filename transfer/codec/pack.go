@@ -114,8 +114,10 @@ func (h *huffScratch) appendWeights(dst []byte, longest int) []byte {
 			}
 		}
 		h.fse.HistogramFinished(uint8(top), int(most))
-		h.fse.TableLog = fseLog
-		if b, err := fse.Compress(weights[:last], &h.fse); err == nil && len(b) < (last+1)/2 {
+		h.fse.TableLog, h.fse.Out = fseLog, h.table[:0]
+		b, err := fse.Compress(weights[:last], &h.fse)
+		h.fse.Out = nil
+		if err == nil && len(b) < (last+1)/2 {
 			return append(append(dst, byte(len(b))), b...)
 		}
 	}

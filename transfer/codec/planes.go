@@ -24,7 +24,12 @@ func splitBF16(coded, other, src []byte) {
 		done = n &^ 3
 		splitBF16AVX2(&coded[0], &other[0], &src[0], n/4)
 	}
-	for i := done; i < n; i++ {
+	splitBF16Words(coded, other, src, done, n)
+}
+
+// splitBF16Words does so with the groups from first to end.
+func splitBF16Words(coded, other, src []byte, first, end int) {
+	for i := first; i < end; i++ {
 		in, c, o := word16(src, i), word8(coded, i), word8(other, i)
 		a, b := binary.LittleEndian.Uint64(in[:8]), binary.LittleEndian.Uint64(in[8:])
 		binary.LittleEndian.PutUint64(c[:], a>>7&lowBytes|b>>7&lowBytes<<8)
@@ -39,7 +44,12 @@ func mergeBF16(dst, coded, other []byte) {
 		done = n &^ 3
 		mergeBF16AVX2(&dst[0], &coded[0], &other[0], n/4)
 	}
-	for i := done; i < n; i++ {
+	mergeBF16Words(dst, coded, other, done, n)
+}
+
+// mergeBF16Words does so with the groups from first to end.
+func mergeBF16Words(dst, coded, other []byte, first, end int) {
+	for i := first; i < end; i++ {
 		out, c, o := word16(dst, i), word8(coded, i), word8(other, i)
 		e, m := binary.LittleEndian.Uint64(c[:]), binary.LittleEndian.Uint64(o[:])
 		binary.LittleEndian.PutUint64(out[:8], e&lowBytes<<7|m&signBits<<8|m&mantissas)
@@ -67,12 +77,12 @@ func mergeFP16(dst, coded, other []byte) {
 	}
 }
 
-// planeWords returns how many groups page and planes all have. word16 and word8 take an index below it without checking, which
-// is half of the time of these loops.
+// planeWords returns how many groups page and planes all have.
 func planeWords(page, a, b []byte) int {
 	return min(len(page)/group, len(a)/(group/2), len(b)/(group/2))
 }
 
+// word16 and word8 return what stands at an index below planeWords, which they do not check: that is half of the time of the loops.
 func word16(b []byte, i int) *[16]byte {
 	return (*[16]byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(b)), 16*i))
 }

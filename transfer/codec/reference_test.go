@@ -262,7 +262,7 @@ func TestLengths(t *testing.T) {
 	var box coinBox
 	for seed := range uint64(500) {
 		b := skewed(seed, 100+int(seed*131%60_000), 2+int(seed*11%255), []float64{0.05, 0.4, 0.618, 0.9, 0.99, 0.9999}[seed%6])
-		var counts [4][256]uint32
+		var counts [8][256]uint32
 		c := histogram(&counts, b)
 		values := 0
 		for _, n := range c {

@@ -19,7 +19,12 @@ func (z *zstdScratch) encode(dst, src []byte) ([]byte, error) {
 	return z.enc.EncodeAll(src, dst), nil
 }
 
+// decode takes a frame that says its size, as encode's do: without one a frame of a few bytes may decode to anything.
 func (z *zstdScratch) decode(dst, src []byte) error {
+	var frame zstd.Header
+	if err := frame.Decode(src); err != nil || frame.Skippable || frame.DictionaryID != 0 || !frame.HasFCS || frame.FrameContentSize != uint64(len(dst)) {
+		return corrupt("zstd frame with size %v, %d bytes, want %d, dictionary %d: %v", frame.HasFCS, frame.FrameContentSize, len(dst), frame.DictionaryID, err)
+	}
 	if z.dec == nil {
 		dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderMaxWindow(MaxPageBytes))
 		if err != nil {

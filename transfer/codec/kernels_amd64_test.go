@@ -1,0 +1,74 @@
+//go:build !purego && !invariants
+
+package codec
+
+import (
+	"bytes"
+	"testing"
+)
+
+// TestKernels has the assembly do what the Go code does, which builds without it use.
+func TestKernels(t *testing.T) {
+	if !hasAVX2 || !hasBMI {
+		t.Skipf("this processor has AVX2: %v, BMI1 and BMI2: %v", hasAVX2, hasBMI)
+	}
+	for _, page := range [][]byte{patterns(), noise(1, 64), noise(2, 64*5), kvPages(t, 1)[0]} {
+		n := len(page) / group
+		const guard = 32
+		made := func() (coded, other []byte) {
+			return bytes.Repeat([]byte{0xa5}, len(page)/2+guard), bytes.Repeat([]byte{0xa5}, len(page)/2+guard)
+		}
+		coded, other := made()
+		splitBF16AVX2(&coded[0], &other[0], &page[0], n/4)
+		codedGo, otherGo := made()
+		splitBF16Words(codedGo, otherGo, page, 0, n)
+		if !bytes.Equal(coded, codedGo) || !bytes.Equal(other, otherGo) {
+			t.Fatalf("%d bytes are split another way", len(page))
+		}
+		back, backGo := bytes.Repeat([]byte{0x5a}, len(page)+guard), bytes.Repeat([]byte{0x5a}, len(page)+guard)
+		mergeBF16AVX2(&back[0], &coded[0], &other[0], n/4)
+		mergeBF16Words(backGo, coded, other, 0, n)
+		if !bytes.Equal(back, backGo) || !bytes.Equal(back[:len(page)], page) {
+			t.Fatalf("%d bytes are merged another way", len(page))
+		}
+	}
+}
+
+// TestUnpackKernel has the assembly leave streams and bytes as the Go code does, after any number of steps and on any bits.
+func TestUnpackKernel(t *testing.T) {
+	if !hasBMI {
+		t.Skip("this processor has no BMI")
+	}
+	var h huffScratch
+	for seed := range uint64(100) {
+		b := skewed(seed, 4000+int(seed), 3+int(seed*5%200), []float64{0.2, 0.5, 0.6, 0.9, 0.97}[seed%5])
+		if out := h.appendHuffman(nil, b, histogram(&h.counts, b)); len(out) == 0 || len(out) >= len(b) {
+			continue
+		} else if err := h.block(make([]byte, len(b)), out, blockHuffman); err != nil { // fills the table
+			t.Fatal(err)
+		}
+		src, dst, dstGo := noise(seed, 2000), make([]byte, 4*1000), make([]byte, 4*1000)
+		var streams [4]stream
+		for i := range streams {
+			streams[i] = stream{in: 500*i + 400 + int(seed%50), used: (int(seed) + i) % 8, from: 500 * i, at: 1000 * i, end: 1000 * (i + 1)}
+		}
+		streamsGo, n := streams, 1+int(seed%40)
+		for i := range streams {
+			n = min(n, streams[i].steps())
+		}
+		unpackBMI2(&streams, &h.out.many, &dst[0], &src[0], n)
+		for i := range streamsGo {
+			for range n {
+				streamsGo[i].step(&h.out.many, dstGo, src)
+			}
+		}
+		if streams != streamsGo {
+			t.Fatalf("seed %d, %d steps: %+v, want %+v", seed, n, streams, streamsGo)
+		}
+		for i, s := range streams { // what stands behind at is undefined
+			if !bytes.Equal(dst[1000*i:s.at], dstGo[1000*i:s.at]) {
+				t.Fatalf("seed %d, %d steps: stream %d has other bytes", seed, n, i)
+			}
+		}
+	}
+}
