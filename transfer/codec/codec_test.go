@@ -87,6 +87,7 @@ func TestRoundTrip(t *testing.T) {
 		}
 		for n := range 400 { // all tails, and none of anything
 			roundTrip(t, id, normals(1, n, 1)[:n], &s)
+			roundTrip(t, id, make([]byte, n), &s)
 		}
 	}
 	if _, err := Encode(Huff, nil, make([]byte, MaxPageBytes+1), new(Scratch)); err == nil {

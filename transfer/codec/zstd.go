@@ -19,10 +19,14 @@ func (z *zstdScratch) encode(dst, src []byte) ([]byte, error) {
 	return z.enc.EncodeAll(src, dst), nil
 }
 
-// decode takes a frame that says its size, as encode's do: without one a frame of a few bytes may decode to anything.
+// sizedBytes is how long a page is at least whose frame says its size.
+const sizedBytes = 256
+
+// decode takes a frame that says its size, as encode's do: without that a frame of a few bytes may decode to anything.
 func (z *zstdScratch) decode(dst, src []byte) error {
 	var frame zstd.Header
-	if err := frame.Decode(src); err != nil || frame.Skippable || frame.DictionaryID != 0 || !frame.HasFCS || frame.FrameContentSize != uint64(len(dst)) {
+	if err := frame.Decode(src); err != nil || frame.Skippable || frame.DictionaryID != 0 ||
+		frame.HasFCS && frame.FrameContentSize != uint64(len(dst)) || !frame.HasFCS && len(dst) >= sizedBytes {
 		return corrupt("zstd frame with size %v, %d bytes, want %d, dictionary %d: %v", frame.HasFCS, frame.FrameContentSize, len(dst), frame.DictionaryID, err)
 	}
 	if z.dec == nil {
