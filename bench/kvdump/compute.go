@@ -16,7 +16,7 @@ var defaultText []byte
 type Engine struct {
 	// Model is the transformer. All zero: refengine.DemoModel, whose KV has the shape of Llama-3.1-70B's.
 	Model refengine.ModelConfig
-	// Text is prefilled: each byte is a token, modulo the vocabulary. It is not changed. Default: some 1,700 bytes of prose and code.
+	// Text is prefilled: each byte is a token, modulo the vocabulary. It is not changed. Default: some 1,500 bytes of prose and code.
 	Text []byte
 }
 

@@ -48,6 +48,7 @@ func (a *app) benchCommands(b *benchFlags) []*cobra.Command {
 		a.newBenchWan(b),
 		a.newBenchQueue(b),
 		a.newBenchCodec(b),
+		a.newBenchKVDump(b),
 		a.newBenchReport(b),
 	}
 }
