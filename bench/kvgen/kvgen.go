@@ -19,12 +19,13 @@ const (
 // An Element is how values are stored, little-endian.
 type Element uint8
 
-// The elements. Values beyond an element's range become its largest finite one.
+// The elements, all of the same values, rounded to nearest, ties to even. Those of FP8 are divided by one scale a kind and layer first, so
+// that the largest that calibration finds is the element's largest, as engines do it. Values beyond become the largest finite one.
 const (
 	BF16 Element = iota
 	FP16
-	E4M3
-	E5M2
+	E4M3 // finite to ±448
+	E5M2 // finite to ±57344
 )
 
 // Bytes returns the size of an element.
@@ -104,9 +105,9 @@ func Generate(dst []byte, c Config) error {
 		cos, sin = rotations(c.First, c.Tokens, d)
 	}
 	alike, fresh := float32(sh.alike), float32(math.Sqrt(1-sh.alike*sh.alike))
-	at := 0
+	at, gain := 0, c.gain(scale)
 	for h := range c.Heads {
-		stream := uint64(c.Layer)<<32 | uint64(h)<<1 | uint64(c.Kind)
+		stream := c.stream(h)
 		channels(mean, dev, sh, scale, rand.New(rand.NewPCG(c.Seed, stream)))
 		rng := rand.New(rand.NewPCG(c.Seed^0x9e3779b97f4a7c15*uint64(c.First+1), stream))
 		for i := range state {
@@ -124,10 +125,39 @@ func Generate(dst []byte, c Config) error {
 			if c.Kind == K {
 				rotate(x, cos[n*d/2:], sin[n*d/2:])
 			}
+			for i := range x {
+				x[i] *= gain
+			}
 			at += store(dst[at:], x, c.Element)
 		}
 	}
 	return nil
+}
+
+// stream names the random numbers of a head.
+func (c Config) stream(head int) uint64 {
+	return uint64(c.Layer)<<32 | uint64(head)<<1 | uint64(c.Kind)
+}
+
+// reach is how far a channel is taken to go from its mean, in deviations, when scales are calibrated. Loud tokens of a few channels go
+// beyond and are clipped, as in engines that calibrate on a sample.
+const reach = 4
+
+// gain is what values are multiplied with before they are rounded: 1 but for FP8.
+func (c Config) gain(scale float64) float32 {
+	largest := map[Element]float32{E4M3: 448, E5M2: 57344}[c.Element]
+	if largest == 0 {
+		return 1
+	}
+	mean, dev := make([]float32, c.HeadDim), make([]float32, c.HeadDim)
+	var most float32
+	for h := range c.Heads {
+		channels(mean, dev, shapes[c.Kind], scale, rand.New(rand.NewPCG(c.Seed, c.stream(h))))
+		for i, m := range mean {
+			most = max(most, max(m, -m)+reach*max(dev[i], -dev[i]))
+		}
+	}
+	return largest / most
 }
 
 // channels draws the channels of a head.

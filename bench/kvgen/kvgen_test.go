@@ -179,3 +179,70 @@ func BenchmarkGenerate(b *testing.B) {
 		})
 	}
 }
+
+// TestElements: the elements are roundings of the same values, and have the entropy that leaves the codecs what they make of them:
+// FP16 1.16 to 1.18, E4M3 1.16 to 1.22 at order 0.
+func TestElements(t *testing.T) {
+	for _, kind := range []Kind{K, V} {
+		for _, layer := range []int{0, 20, 39} {
+			c := Config{Kind: kind, Tokens: 64, Heads: 8, HeadDim: 128, Layer: layer, Layers: 40, Seed: 1}
+			bf := make16(t, c)
+			c.Element = FP16
+			fp16 := make16(t, c)
+			c.Element = E4M3
+			fp8 := make16(t, c)
+			if len(fp16) != len(bf) || len(fp8) != len(bf)/2 {
+				t.Fatalf("%d, %d and %d bytes", len(bf), len(fp16), len(fp8))
+			}
+			high, low, bytes8 := make([]float64, 256), make([]float64, 256), make([]float64, 256)
+			clipped, gain, most := 0, 0.0, 0.0
+			for i := range fp8 {
+				x := float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(bf[2*i:])) << 16))
+				y := float(uint32(binary.LittleEndian.Uint16(fp16[2*i:])), 5, 10)
+				if math.Abs(x-y) > math.Abs(x)/200+1e-6 {
+					t.Fatalf("kind %d layer %d: value %d is %g as BF16 and %g as FP16", kind, layer, i, x, y)
+				}
+				z := float(uint32(fp8[i]), 4, 3)
+				if most = max(most, math.Abs(z)); math.Abs(z) > 32 && math.Abs(z) < 448 {
+					if gain == 0 {
+						gain = z / x
+					}
+					if r := z / x / gain; r < 0.87 || r > 1.15 { // two roundings of at most 1/16 each
+						t.Fatalf("kind %d layer %d: value %d is %g as E4M3, %g times as much, not %g", kind, layer, i, z, z/x, gain)
+					}
+				}
+				high[fp16[2*i+1]]++
+				low[fp16[2*i]]++
+				bytes8[fp8[i]]++
+				if fp8[i]&0x7f == 0x7e {
+					clipped++
+				}
+			}
+			bits16, bits8 := entropy(high)+entropy(low), entropy(bytes8)
+			t.Logf("kind %d layer %2d: FP16 %.3f bits (%.3f), E4M3 %.3f bits (%.3f), %d of %d at its end", kind, layer, bits16, 16/bits16, bits8, 8/bits8, clipped, len(fp8))
+			if bits16 < 13.55 || bits16 > 13.85 {
+				t.Errorf("kind %d layer %d: FP16 has %.3f bits, want 13.55 to 13.85", kind, layer, bits16)
+			}
+			if bits8 < 6.55 || bits8 > 6.9 {
+				t.Errorf("kind %d layer %d: E4M3 has %.3f bits, want 6.55 to 6.9", kind, layer, bits8)
+			}
+			if most < 200 || clipped > len(fp8)/1000 {
+				t.Errorf("kind %d layer %d: values to %g, %d of %d clipped: want a scale that uses the range", kind, layer, most, clipped, len(fp8))
+			}
+		}
+	}
+}
+
+// float is the value of a small float's bits.
+func float(b uint32, exponent, mantissa int) float64 {
+	sign := 1.0
+	if b>>(exponent+mantissa) == 1 {
+		sign, b = -1, b&^(1<<(exponent+mantissa))
+	}
+	e, m := int(b>>mantissa), float64(b&(1<<mantissa-1))
+	bias := 1<<(exponent-1) - 1
+	if e == 0 {
+		return sign * math.Ldexp(m, 1-bias-mantissa)
+	}
+	return sign * math.Ldexp(m+float64(int(1)<<mantissa), e-bias-mantissa)
+}
