@@ -2,7 +2,8 @@
 //
 // # Usage
 //
-// [Run] with a [Config]. Codecs take turns, a round each, and the medians of the rounds count.
+// [Run] with a [Config]. Every page is coded and compared once, untimed; then codecs take turns, a round each, and the medians of the
+// rounds count. A page that does not become shorter goes as it is, as in a transfer: it counts with its own length.
 //
 // # Concurrency
 //
@@ -10,231 +11,149 @@
 //
 // # Limitations
 //
-// One goroutine, pages from bench/kvgen, half K and half V.
+// One goroutine. Pages from bench/kvgen are half K and half V, a kind a page; those of a file are as they were recorded.
 package codecbench
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
-	"github.com/klauspost/compress/s2"
-	"github.com/klauspost/compress/zstd"
-
-	"github.com/kvferry/kvferry/bench/kvgen"
+	"github.com/kvferry/kvferry/bench/kvfile"
 	"github.com/kvferry/kvferry/bench/results"
-	"github.com/kvferry/kvferry/transfer/codec"
 )
 
 // Config says what to measure. Zero means the documented default.
 type Config struct {
-	Pages  int    `json:"pages"`  // of 64 tokens, 8 heads and 128 channels, BF16: 128 KiB. Default 64
-	Rounds int    `json:"rounds"` // Default 7
-	Seed   uint64 `json:"seed"`
+	// Pages is how many. Generated ones have 64 tokens, 8 heads and 128 channels: 128 KiB, of FP8 half that; default 64. Of a file it is how many
+	// of all are measured, spread evenly; default as many as fit in 256 MiB.
+	Pages int
+	// Rounds of all codecs. Default 7.
+	Rounds int
+	// Seed of generated values.
+	Seed uint64
+	// DTypes are the elements of generated pages, each once. Default BF16.
+	DTypes []kvfile.DType
+	// File holds the pages that are measured, as kvferry bench kv-dump records them, in place of generated ones. Read to its end once. Nil: none.
+	File *kvfile.Reader
+	// Progress is told how far the run is. Nil: nobody is.
+	Progress *results.Progress
 }
 
-// Codec is one codec's medians. A GB is 1e9 bytes of pages before coding.
-type Codec struct {
-	Name            string  `json:"name"`
-	Ratio           float64 `json:"ratio"`
-	BoundRatio      float64 `json:"bound_ratio"` // what order-0 entropy of exponents and of the rest allows
-	EncodeGBps      float64 `json:"encode_gbps_core"`
-	DecodeGBps      float64 `json:"decode_gbps_core"`
-	CPUSecondsPerGB float64 `json:"cpu_seconds_per_gb"` // both ends
+const (
+	defaultPages  = 64
+	defaultRounds = 7
+	maxPages      = 4096
+	maxRounds     = 1000
+	// fileBytes bounds what of a file is held in memory unless Pages says otherwise, and maxFileBytes if it does.
+	fileBytes    = 256 << 20
+	maxFileBytes = 1 << 30
+)
 
-	encode, decode, cpu []float64
+// InputError is a value that cannot be used, with what is allowed.
+type InputError struct{ Field, Value, Allowed string }
+
+// Error names the field, the value and what is allowed.
+func (e *InputError) Error() string {
+	return fmt.Sprintf("%s is %.100s: must be %s", e.Field, e.Value, e.Allowed)
 }
 
-// Result is what Run measured.
-type Result struct {
-	Codecs []Codec `json:"codecs"`
-
-	cfg         Config
-	interrupted bool
-}
-
-type coder struct {
-	name   string
-	encode func(dst, src []byte) ([]byte, error)
-	decode func(dst, src []byte) error
-}
-
-func coders() ([]coder, error) {
-	var cs []coder
-	for _, id := range []codec.ID{codec.Huff, codec.Split4} {
-		s := new(codec.Scratch)
-		cs = append(cs, coder{
-			id.String(),
-			func(dst, src []byte) ([]byte, error) { return codec.Encode(id, dst, src, s) },
-			func(dst, src []byte) error { return codec.Decode(id, dst, src, s) },
-		})
-	}
-	enc, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false))
-	if err != nil {
-		return nil, err
-	}
-	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1))
-	if err != nil {
-		return nil, err
-	}
-	general := []coder{
-		{
-			"zstd", func(dst, src []byte) ([]byte, error) { return enc.EncodeAll(src, dst), nil },
-			func(dst, src []byte) error { _, err := dec.DecodeAll(src, dst[:0]); return err },
-		},
-		{
-			"s2", func(dst, src []byte) ([]byte, error) { return s2.Encode(dst[:cap(dst)], src), nil },
-			func(dst, src []byte) error { _, err := s2.Decode(dst, src); return err },
-		},
-	}
-	for _, g := range general {
-		plane := make([]byte, 0)
-		cs = append(cs, g, coder{g.name + "-planes", func(dst, src []byte) ([]byte, error) {
-			plane = slices.Grow(plane[:0], len(src))[:len(src)]
-			for i := range len(src) / 2 {
-				plane[i], plane[len(src)/2+i] = src[2*i+1], src[2*i]
-			}
-			return g.encode(dst, plane)
-		}, func(dst, src []byte) error {
-			plane = slices.Grow(plane[:0], len(dst))[:len(dst)]
-			if err := g.decode(plane, src); err != nil {
-				return err
-			}
-			for i := range len(dst) / 2 {
-				dst[2*i+1], dst[2*i] = plane[i], plane[len(dst)/2+i]
-			}
-			return nil
-		}})
-	}
-	return cs, nil
-}
-
-// Run measures. When ctx ends it returns what whole rounds gave, and no error; the Result is nil when there is none.
-func Run(ctx context.Context, c Config) (*Result, error) {
-	c.Pages, c.Rounds = max(c.Pages, 0), max(c.Rounds, 0)
-	if c.Pages == 0 {
-		c.Pages = 64
-	}
+func (c Config) withDefaults() Config {
 	if c.Rounds == 0 {
-		c.Rounds = 7
+		c.Rounds = defaultRounds
 	}
-	cs, err := coders()
-	if err != nil {
-		return nil, err
+	if c.File == nil && c.Pages == 0 {
+		c.Pages = defaultPages
 	}
-	pages, bound, err := generate(c)
-	if err != nil {
-		return nil, err
+	if c.File == nil && len(c.DTypes) == 0 {
+		c.DTypes = []kvfile.DType{kvfile.BF16}
 	}
-	res := &Result{Codecs: make([]Codec, len(cs)), cfg: c}
-	for range c.Rounds {
-		for i, cd := range cs {
-			if err := res.Codecs[i].round(cd, pages); err != nil {
-				return nil, fmt.Errorf("%s: %w", cd.name, err)
-			}
-		}
-		if res.interrupted = ctx.Err() != nil; res.interrupted {
-			break
-		}
-	}
-	for i := range res.Codecs {
-		m := &res.Codecs[i]
-		m.BoundRatio = bound
-		m.EncodeGBps, m.DecodeGBps, m.CPUSecondsPerGB = results.Median(m.encode), results.Median(m.decode), results.Median(m.cpu)
-	}
-	return res, nil
+	return c
 }
 
-func (m *Codec) round(cd coder, pages [][]byte) error {
-	coded, total, short := make([][]byte, len(pages)), 0, 0
-	room := make([][]byte, len(pages))
-	for i, p := range pages {
-		total += len(p)
-		room[i] = make([]byte, 0, s2.MaxEncodedLen(len(p))+len(p)/8+256)
+// Validate returns the first fault, an *InputError.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	if c.Rounds < 1 || c.Rounds > maxRounds {
+		return &InputError{"rounds", fmt.Sprint(c.Rounds), fmt.Sprintf("1 to %d", maxRounds)}
 	}
-	got := make([]byte, len(pages[0]))
-	cpu, start := results.ProcessCPU(), time.Now()
-	for i, p := range pages {
-		b, err := cd.encode(room[i], p)
-		if err != nil {
-			return err
+	if c.File != nil {
+		if len(c.DTypes) > 0 {
+			return &InputError{"dtypes", fmt.Sprint(c.DTypes), "left to the file, which says what its pages are"}
 		}
-		coded[i] = b
-		short += len(b)
+		h := c.File.Header()
+		if most := min(h.Pages, maxFileBytes/h.PageBytes); c.Pages < 0 || c.Pages > most {
+			return &InputError{"number of pages", fmt.Sprint(c.Pages), fmt.Sprintf("1 to %d of the file's %d", most, h.Pages)}
+		}
+		return nil
 	}
-	encoded := time.Now()
-	for _, b := range coded {
-		if err := cd.decode(got, b); err != nil {
-			return err
+	if c.Pages < 2 || c.Pages > maxPages {
+		return &InputError{"number of pages", fmt.Sprint(c.Pages), fmt.Sprintf("2 (one of K and one of V) to %d", maxPages)}
+	}
+	for i, d := range c.DTypes {
+		if d.Bytes() == 0 || slices.Contains(c.DTypes[:i], d) {
+			return &InputError{"dtypes", fmt.Sprint(c.DTypes), "bf16, fp16, fp8_e4m3 and fp8_e5m2, each at most once"}
 		}
 	}
-	end := time.Now()
-	spent := results.ProcessCPU() - cpu
-	if !bytes.Equal(got, pages[len(pages)-1]) {
-		return errors.New("a page came back as another")
-	}
-	gb := float64(total) / 1e9
-	m.Name, m.Ratio = cd.name, float64(total)/float64(short)
-	m.encode = append(m.encode, gb/encoded.Sub(start).Seconds())
-	m.decode = append(m.decode, gb/end.Sub(encoded).Seconds())
-	m.cpu = append(m.cpu, spent/gb)
 	return nil
 }
 
-// generate makes pages, K and V in turn, and the ratio that the entropy of each page allows.
-func generate(c Config) (pages [][]byte, bound float64, err error) {
-	raw, least := 0.0, 0.0
-	for i := range c.Pages {
-		g := kvgen.Config{Kind: kvgen.Kind(i % 2), Tokens: 64, Heads: 8, HeadDim: 128, Layer: i / 2, Layers: c.Pages/2 + 1, Seed: c.Seed}
-		p := make([]byte, g.Bytes())
-		if err := kvgen.Generate(p, g); err != nil {
-			return nil, 0, err
-		}
-		var counts [2][256]float64
-		for j := 0; j < len(p); j += 2 {
-			counts[0][p[j+1]<<1|p[j]>>7]++
-			counts[1][p[j+1]&0x80|p[j]&0x7f]++
-		}
-		n := float64(len(p) / 2)
-		for _, h := range counts {
-			for _, k := range h {
-				if k > 0 {
-					least -= k * math.Log2(k/n) / 8
-				}
-			}
-		}
-		raw += float64(len(p))
-		pages = append(pages, p)
-	}
-	return pages, raw / least, nil
-}
-
-// File returns the result in the schema of all benchmarks.
-func (r *Result) File(command []string) (*results.File, error) {
-	f := results.New(results.KindCodec, command, r.cfg)
-	if err := f.SetBody(r); err != nil {
+// Run measures. When ctx ends, in the middle of a round too, it returns what whole rounds of every codec gave, and no error; the Result is nil when
+// there is none. Errors: *InputError, those of reading File, an error when a codec does not give back a page bit for bit.
+func Run(ctx context.Context, c Config) (*Result, error) {
+	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	for _, m := range r.Codecs {
-		f.Add(results.Metric{Name: "encode/" + m.Name, Unit: "GB/s", Better: results.Higher, Samples: m.encode})
-		f.Add(results.Metric{Name: "decode/" + m.Name, Unit: "GB/s", Better: results.Higher, Samples: m.decode})
+	c = c.withDefaults()
+	machine, started := results.ThisMachine(), time.Now()
+	c.Progress.Stage("make pages", 0)
+	sets, err := c.sets(ctx)
+	if err != nil || ctx.Err() != nil {
+		return nil, ignoreEnd(ctx, err)
 	}
-	f.Finish(r.interrupted)
-	return f, nil
+	var runs []*run
+	for _, s := range sets {
+		coders, err := codersOf(s.dtype)
+		if err != nil {
+			return nil, err
+		}
+		for _, cd := range coders {
+			runs = append(runs, &run{set: s, coder: cd})
+		}
+	}
+	b := newBench(sets, c.Progress)
+	c.Progress.Stage("code every page and compare", float64(len(runs)))
+	for _, r := range runs {
+		if err := b.check(ctx, r); err != nil || ctx.Err() != nil {
+			return nil, ignoreEnd(ctx, err)
+		}
+	}
+	c.Progress.Stage("measure", float64(c.Rounds*len(runs)))
+	whole := 0
+	for range c.Rounds {
+		for _, r := range runs {
+			if err := b.round(ctx, r); err != nil {
+				return nil, ignoreEnd(ctx, err)
+			}
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		whole++
+	}
+	if whole == 0 {
+		return nil, nil
+	}
+	res := newResult(c, sets, runs, whole)
+	res.machine, res.started, res.interrupted = machine, started, ctx.Err() != nil
+	return res, nil
 }
 
-// Table shows the medians.
-func (r *Result) Table() *results.Table {
-	t := &results.Table{Title: "codecs on KV values, one core, GB are 1e9 bytes before coding"}
-	for _, name := range []string{"codec", "ratio", "bound", "encode GB/s", "decode GB/s", "CPU s/GB"} {
-		t.Columns = append(t.Columns, results.Column{Name: name})
+// ignoreEnd leaves out an error that came of the end of ctx.
+func ignoreEnd(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
 	}
-	for _, m := range r.Codecs {
-		t.Row(m.Name, m.Ratio, m.BoundRatio, m.EncodeGBps, m.DecodeGBps, m.CPUSecondsPerGB)
-	}
-	return t
+	return err
 }

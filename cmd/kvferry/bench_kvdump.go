@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -106,8 +107,11 @@ func (k *kvdumpFlags) check(cmd *cobra.Command) error {
 	if err := meaningless(cmd, "for a file of pages, which is no result", "save", "diff", "allow-unlike"); err != nil {
 		return err
 	}
-	if err := checkPlace("FILE", k.cfg.Path); err != nil {
-		return err
+	if fi, err := os.Stat(filepath.Dir(k.cfg.Path)); err != nil || !fi.IsDir() {
+		return usagef(k.cfg.Path, "a file in a folder that exists", "%s: its folder is not there", k.cfg.Path)
+	}
+	if fi, err := os.Stat(k.cfg.Path); err == nil && fi.IsDir() {
+		return usagef(k.cfg.Path, "a file's name", "%s is a folder", k.cfg.Path)
 	}
 	if err := kvfile.CheckPlace(k.cfg.Path, k.cfg.Force); err != nil {
 		return kvdumpFault(cmd.Context(), err)

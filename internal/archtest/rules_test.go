@@ -112,6 +112,10 @@ var rules = []rule{
 		reason: "values come from a seed alone",
 	},
 	{
+		pkg: "bench/kvfile", onlyOthers: none,
+		reason: "a file format is encoding over bytes",
+	},
+	{
 		pkg: "bench/wan", onlyOthers: none,
 		reason: "the link model joins test bubbles and processes of any package, so it brings nothing along",
 	},
