@@ -92,7 +92,7 @@ func EvaluateBase(preset BasePreset, overrides BaseInput) (BaseResult, error) {
 	m, c, l := in.parts()
 	r := Request{PrefixTokens: in.PrefixTokens, RoundTrips: 1}
 	recompute, fetch := Recompute(r, m, c), Fetch(r, m, l)
-	tc, _ := linearSecondsPerToken(m, c)
+	tc, _ := c.perToken(&m)
 	out := BaseResult{
 		BytesPerToken:       in.BytesPerToken,
 		RecomputeUsPerToken: 1e6 * tc,

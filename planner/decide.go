@@ -1,29 +1,34 @@
 package planner
 
-import (
-	"cmp"
-	"fmt"
-	"slices"
-)
+import "fmt"
 
 // Decision is the answer to a [Request].
 type Decision struct {
 	// Modes holds one plan a mode, from [ModeRedirect] to [ModeBackground] in that order. The caller owns it.
 	Modes []ModePlan
-	// Winner is the eligible mode with the fewest seconds, by P95 if RankedByP95; of equals recompute before redirect before fetch, since what
-	// moves nothing is the safer choice. [ModeNone] when no mode is eligible; Reason says why.
+	// Winner is the eligible mode that ranks first: with the fewest seconds, or the least P50 + κ·(P95−P50) if RankedByP95. Of equals
+	// it is recompute before redirect before hybrid before fetch, since what moves nothing is the safer choice; hybrid comes first
+	// if Unconfirmed. [ModeNone] when no mode is eligible; Reason says why.
 	Winner Mode
-	// RunnerUp is the next eligible mode, [ModeNone] when there is no other; the margins are 0 then.
+	// RunnerUp is the next eligible mode, or the one that Held kept from winning; [ModeNone] when there is no other; the margins are 0 then.
 	RunnerUp Mode
-	// RankedByP95 says that the spread of every eligible mode is known, so that they are ranked by P50 + κ·(P95−P50) with κ = 1
-	// (redirect, which has no spread, by its seconds). Otherwise by their expected seconds: what is not known is not taken for small.
+	// RankedByP95 says that the spread of every eligible mode is known, so that they are ranked by P50 + κ·(P95−P50), κ being
+	// Request.Kappa (redirect, which has no spread, by its seconds). Otherwise by their expected seconds: what is not known is not taken for small.
 	RankedByP95 bool
-	// MarginSeconds is by how much the winner is faster than the runner-up in what they are ranked by, 0 or more.
+	// Held says that Request.Previous stays the winner although RunnerUp ranks before it: by no more than 10 % of it, or than one
+	// standard deviation of the difference of the two.
+	Held bool
+	// MarginSeconds is by how much the winner is faster than the runner-up in what they are ranked by, 0 or more; negative if Held.
 	MarginSeconds float64
-	// MarginRatio is MarginSeconds over the same of the runner-up, from 0 (equal) to 1; 0 when both take no time.
+	// MarginRatio is MarginSeconds over the same of the slower of the two, from 0 (equal) to 1, negative if Held; 0 when both take no time.
 	MarginRatio float64
+	// Confidence is the probability that the winner is no slower than the runner-up, 0 to 1, the spreads taken for independent
+	// normal ones. Hybrid is never slower than recompute and fetch, so it is 1 there. 0: not known, or there is no runner-up.
+	Confidence float64
 	// DeadlineMissed says that the winner is expected to miss the deadline, as is every other eligible mode.
 	DeadlineMissed bool
+	// Unconfirmed says that hybrid can be chosen and no goodput was measured, or one too long ago.
+	Unconfirmed bool
 	// LinkSource says where the goodput comes from: "measured 3s ago", "prior: configured 1 Gbps, not measured" or
 	// "unknown: ...".
 	LinkSource string
@@ -41,124 +46,98 @@ func (d Decision) Plan(m Mode) (p ModePlan, ok bool) {
 	return ModePlan{}, false
 }
 
-// Decide prices every mode and chooses the eligible one with the fewest expected seconds, or with the fewest at P95 where the
-// spread of all of them is known. A mode is eligible when its
-// inputs are known, the caller allows it, and it keeps the deadline, unless every mode misses it. When no bytes are
-// missing and fetch is eligible, recompute is not: what is left is the hand-over. Errors: one [InputError] a fault,
+// Decide prices every mode and chooses the eligible one with the fewest expected seconds, or with the least P50 + κ·(P95−P50)
+// where the spread of all of them is known. A mode is eligible when its
+// inputs are known, the caller allows it, the engine can run it, and it keeps the deadline, unless every mode misses it. When no bytes are
+// missing and fetch is eligible, recompute is not: what is left is the hand-over. Where hybrid is eligible, fetch is only if 19 of 20
+// fetches take less than recompute is expected to. Errors: one [InputError] a fault,
 // joined; unknown inputs are no errors but refusals of the modes that need them.
+//
+// [Evaluate] gives the same in numbers alone.
 func Decide(r Request, m Model, c Compute, l Link) (Decision, error) {
-	if err := validate(r, m, c, l); err != nil {
+	e, err := Evaluate(r, m, c, l)
+	if err != nil {
 		return Decision{}, err
 	}
-	d := Decision{LinkSource: l.source(), Modes: []ModePlan{
-		RedirectCost(r, l),
-		Fetch(r, m, l),
-		Recompute(r, m, c),
-		ModePlan{Mode: ModeHybrid}.refused(RefusalNotBuilt, "hybrid is not planned"),
-		ModePlan{Mode: ModeBackground}.refused(RefusalNotBuilt, "background is not planned"),
-	}}
-	d.refuseUnrequested(r)
-	d.refuseIdleRecompute()
-	d.refuseLate(r, l)
-	d.choose(r.Only)
-	return d, nil
+	return describe(&e, &r, &m, &c, &l), nil
 }
 
-// refuseUnrequested leaves only the mode that was asked for.
-func (d *Decision) refuseUnrequested(r Request) {
-	for i, p := range d.Modes {
-		if r.Only != ModeNone && p.Mode != r.Only && p.Eligible {
-			d.Modes[i] = p.refused(RefusalNotRequested, "%v was asked for", r.Only)
-		}
+// describe is e in words.
+func describe(e *Evaluation, r *Request, m *Model, c *Compute, l *Link) Decision {
+	d := Decision{
+		Winner: e.Winner, RunnerUp: e.RunnerUp, RankedByP95: e.RankedByP95, Held: e.Held, MarginSeconds: e.MarginSeconds,
+		MarginRatio: e.MarginRatio, Confidence: e.Confidence, DeadlineMissed: e.DeadlineMissed, Unconfirmed: e.Unconfirmed,
+		LinkSource: l.source(), Modes: make([]ModePlan, 0, len(e.Prices)),
 	}
+	for i := range e.Prices {
+		p := &e.Prices[i]
+		var out ModePlan
+		switch p.Mode {
+		case ModeRedirect:
+			out = describeRedirect(p, r, l)
+		case ModeFetch:
+			out = describeFetch(p, r, m, l)
+		case ModeRecompute:
+			out = describeRecompute(p, r, m, c)
+		case ModeHybrid:
+			out = describeHybrid(p, e.Split, r, m, c, l)
+		case ModeNone, ModeBackground:
+			out = p.plan()
+			out.Reason = fmt.Sprintf("%v is not planned", p.Mode)
+		}
+		if s := e.because(p, r, l); s != "" {
+			out.Reason = s
+		}
+		d.Modes = append(d.Modes, out)
+	}
+	d.Reason = d.reason(r.Only)
+	return d
 }
 
-// refuseIdleRecompute leaves a session that is already there to fetch, which then only hands it over.
-func (d *Decision) refuseIdleRecompute() {
-	fetch, _ := d.Plan(ModeFetch)
-	for i, p := range d.Modes {
-		if p.Mode == ModeRecompute && p.Eligible && fetch.Eligible && fetch.Bytes == 0 {
-			d.Modes[i] = p.refused(RefusalNothingToDo, "every whole block is at the destination")
-		}
+// because says what the comparison of modes did to p; empty for nothing.
+func (e *Evaluation) because(p *Price, r *Request, l *Link) string {
+	late := p.lateness(r, l)
+	switch {
+	case p.Refusal == RefusalNotRequested:
+		return fmt.Sprintf("%v was asked for", r.Only)
+	case p.Refusal == RefusalNothingToDo && p.Mode == ModeRecompute:
+		return "every whole block is at the destination"
+	case p.Refusal == RefusalDeadline:
+		return fmt.Sprintf("misses the deadline of %v by %.4g s", r.Deadline, late)
+	case p.Eligible && late > 0:
+		return fmt.Sprintf("misses the deadline of %v by %.4g s, as every eligible mode does", r.Deadline, late)
+	case p.Refusal == RefusalUncertain && e.Unconfirmed:
+		return "the link was not measured, and hybrid is bounded"
+	case p.Refusal == RefusalUncertain && !p.spreadKnown():
+		return "how far fetches of this link scatter is unknown, and hybrid is bounded"
+	case p.Refusal == RefusalUncertain:
+		return fmt.Sprintf("one in twenty takes %.4g s or more, recompute %.4g s, and hybrid is bounded", max(p.Seconds, p.P95Seconds), e.at(ModeRecompute).Seconds)
 	}
+	return ""
 }
 
-// refuseLate refuses what misses the deadline, or marks everything when nothing keeps it.
-func (d *Decision) refuseLate(r Request, l Link) {
-	if r.Deadline <= 0 {
-		return
-	}
-	limit, kept := r.Deadline.Seconds(), false
-	late := make([]float64, len(d.Modes)) // seconds past the deadline, 0 if kept
-	for i, p := range d.Modes {
-		ready := p.Seconds
-		if p.Mode == ModeRedirect { // the session is warm already: its first turn pays one detour
-			detour, _ := r.Redirect.detour(l)
-			ready = detour.Seconds()
-		}
-		late[i] = max(0, ready-limit)
-		kept = kept || (p.Eligible && late[i] == 0)
-	}
-	for i, p := range d.Modes {
-		switch {
-		case !p.Eligible || late[i] == 0:
-		case kept:
-			d.Modes[i] = p.refused(RefusalDeadline, "misses the deadline of %v by %.4g s", r.Deadline, late[i])
-		default:
-			d.DeadlineMissed = true
-			d.Modes[i].Reason = fmt.Sprintf("misses the deadline of %v by %.4g s, as every eligible mode does", r.Deadline, late[i])
-		}
-	}
-}
-
-// choose ranks the eligible modes and fills in the winner, the margin and the reason.
-func (d *Decision) choose(only Mode) {
-	var ranked []ModePlan
-	for _, p := range d.Modes {
-		if p.Eligible {
-			ranked = append(ranked, p)
-		}
-	}
-	d.RankedByP95 = slices.ContainsFunc(ranked, func(p ModePlan) bool { return p.SigmaSeconds > 0 }) &&
-		!slices.ContainsFunc(ranked, func(p ModePlan) bool { return !p.spreadKnown() })
-	rank := func(p ModePlan) float64 {
-		if d.RankedByP95 {
-			return max(p.Seconds, p.P95Seconds)
-		}
-		return p.Seconds
-	}
-	preference := func(m Mode) int { return slices.Index([]Mode{ModeRecompute, ModeRedirect, ModeFetch}, m) }
-	slices.SortStableFunc(ranked, func(a, b ModePlan) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(preference(a.Mode), preference(b.Mode)))
-	})
-	if len(ranked) == 0 {
-		d.Reason = "no mode is eligible"
+// reason is one sentence on what was chosen.
+func (d *Decision) reason(only Mode) string {
+	if d.Winner == ModeNone {
+		out := "no mode is eligible"
 		for _, p := range d.Modes {
-			if p.Mode == only || (only == ModeNone && p.Refusal != RefusalNotBuilt) {
-				d.Reason += fmt.Sprintf("; %v: %s", p.Mode, p.Reason)
+			if p.Mode == only || (only == ModeNone && p.Refusal != RefusalNotBuilt && p.Refusal != RefusalUnsupported) {
+				out += fmt.Sprintf("; %v: %s", p.Mode, p.Reason)
 			}
 		}
-		return
+		return out
 	}
-	first := ranked[0]
-	d.Winner = first.Mode
-	if len(ranked) == 1 {
-		d.Reason = fmt.Sprintf("%v takes %s and is the only eligible mode", first.Mode, first.took())
-		return
+	first, _ := d.Plan(d.Winner)
+	if d.RunnerUp == ModeNone {
+		return fmt.Sprintf("%v takes %s and is the only eligible mode", first.Mode, first.took())
 	}
-	second := ranked[1]
-	d.RunnerUp = second.Mode
-	d.MarginSeconds = rank(second) - rank(first)
-	if rank(second) > 0 {
-		d.MarginRatio = d.MarginSeconds / rank(second)
+	second, _ := d.Plan(d.RunnerUp)
+	out := fmt.Sprintf("%v takes %s, %v %s", first.Mode, first.took(), second.Mode, second.took())
+	switch {
+	case d.Held:
+		out += ", too little better for a change"
+	case d.Unconfirmed && d.Winner == ModeHybrid:
+		out += "; the link was not measured, and hybrid is bounded by recompute"
 	}
-	d.Reason = fmt.Sprintf("%v takes %s, %v %s", first.Mode, first.took(), second.Mode, second.took())
-}
-
-// took is the plan's time for people.
-func (p ModePlan) took() string {
-	if p.P95Seconds > 0 {
-		return fmt.Sprintf("%.4g s (P95 %.4g s)", p.Seconds, p.P95Seconds)
-	}
-	return fmt.Sprintf("%.4g s", p.Seconds)
+	return out
 }

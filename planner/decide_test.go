@@ -33,7 +33,7 @@ func TestDecideScripts(t *testing.T) {
 			if err != nil {
 				return err.Error() + "\n"
 			}
-			return describe(d, s.all)
+			return inWords(d, s.all, s.r.Hybrid || s.r.Only == ModeHybrid)
 		})
 	})
 }
@@ -105,9 +105,9 @@ func (s *script) set(key, value string) (err error) {
 	case "backlog_unknown":
 		s.l.BacklogKnown = false
 	case "fetch_rho":
-		s.l.Queue = &MM1{ServiceRate: 20, Utilization: number()}
+		s.l.Queue = &Queue{ServiceRate: 20, Utilization: number()}
 	case "compute_rho":
-		s.c.Queue = &MM1{ServiceRate: 20, Utilization: number()}
+		s.c.Queue = &Queue{ServiceRate: 20, Utilization: number()}
 	case "queue":
 		s.c.QueueSeconds = number()
 	case "queue_unknown":
@@ -120,6 +120,16 @@ func (s *script) set(key, value string) (err error) {
 		s.c.SecondsPerToken, s.c.Source = number()/1e6, "64 prefills"
 	case "prefill_unavailable":
 		s.c.PrefillUnavailable = true
+	case "hybrid":
+		s.r.Hybrid = true
+	case "previous":
+		s.r.Previous, err = ParseMode(value)
+	case "kappa":
+		s.r.Kappa = number()
+	case "max_age":
+		s.l.MaxAge = span()
+	case "compute_age":
+		s.c.Age = span()
 	case "all":
 		s.all = true
 	case "attention_off":
@@ -130,10 +140,11 @@ func (s *script) set(key, value string) (err error) {
 	return err
 }
 
-func describe(d Decision, all bool) string {
+// inWords shows hybrid only where the script is about it.
+func inWords(d Decision, all, hybrid bool) string {
 	var b strings.Builder
 	for _, p := range d.Modes {
-		if p.Refusal == RefusalNotBuilt {
+		if p.Refusal == RefusalNotBuilt || p.Mode == ModeHybrid && !hybrid {
 			continue
 		}
 		fmt.Fprintf(&b, "%-10v", p.Mode)
@@ -150,6 +161,9 @@ func describe(d Decision, all bool) string {
 		}
 		if p.Tokens > 0 {
 			fmt.Fprintf(&b, ", %d tokens to prefill", p.Tokens)
+		}
+		if p.Split.TailTokens > 0 {
+			fmt.Fprintf(&b, ", %.1f tokens by %.5f s and %.1f by %.5f s", p.Split.FrontTokens, p.Split.FrontSeconds, p.Split.TailTokens, p.Split.TailSeconds)
 		}
 		if !p.Eligible {
 			fmt.Fprintf(&b, "; refused (%v)", p.Refusal)
@@ -168,6 +182,15 @@ func describe(d Decision, all bool) string {
 	fmt.Fprintf(&b, "winner %v, runner-up %v, margin %.5f s, %.4f\n", d.Winner, d.RunnerUp, d.MarginSeconds, d.MarginRatio)
 	if d.RankedByP95 {
 		b.WriteString("ranked by P95\n")
+	}
+	if d.Confidence > 0 && (hybrid || d.Held) {
+		fmt.Fprintf(&b, "confidence %.4f\n", d.Confidence)
+	}
+	if d.Held {
+		b.WriteString("held\n")
+	}
+	if d.Unconfirmed {
+		b.WriteString("unconfirmed\n")
 	}
 	if d.DeadlineMissed {
 		b.WriteString("deadline missed\n")
@@ -211,7 +234,10 @@ func TestDecideShowsUnbuiltModes(t *testing.T) {
 			if p.Mode != Mode(i+1) {
 				t.Errorf("plan %d is %v", i, p.Mode)
 			}
-			if p.Mode >= ModeHybrid && (p.Eligible || p.Priced || p.Refusal != RefusalNotBuilt) {
+			if p.Mode == ModeHybrid && (p.Eligible || !p.Priced || p.Refusal != RefusalUnsupported) {
+				t.Errorf("%+v, want priced, and not for this engine", p)
+			}
+			if p.Mode == ModeBackground && (p.Eligible || p.Priced || p.Refusal != RefusalNotBuilt) {
 				t.Errorf("%+v, want not built", p)
 			}
 		}

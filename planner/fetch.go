@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -20,71 +21,118 @@ import (
 //
 // It does not return errors: a plan whose inputs are unknown or not valid is not priced and says so. Nil Terms then.
 func Fetch(r Request, m Model, l Link) ModePlan {
-	p := ModePlan{Mode: ModeFetch}
-	if err := validate(r, m, l); err != nil {
-		return p.refused(RefusalInvalidInput, "%v", err)
+	if err := errors.Join(r.Validate(), m.Validate(), l.Validate()); err != nil {
+		return invalid(ModeFetch, err)
 	}
-	bytes, tail, unknown := r.wire(m)
-	p.Bytes, p.Tokens = bytes, tail
-	rate, capped := l.rate()
+	p := priceFetch(&r, &m, &l)
+	return describeFetch(&p, &r, &m, &l)
+}
+
+// priceFetch prices valid inputs.
+func priceFetch(r *Request, m *Model, l *Link) Price {
+	p := Price{Mode: ModeFetch}
+	var unknown string
+	p.Bytes, p.Tokens, unknown = r.wire(m)
+	rate, _ := l.rate()
+	if unknown != "" || l.RTT == 0 || rate == 0 && p.Bytes > 0 {
+		p.refuse(RefusalMissingInput)
+		return p
+	}
+	rtt := r.roundTrips() * l.RTT.Seconds()
+	if p.Bytes == 0 {
+		p.price(0, 0, rtt, l.FixedSeconds, 0, 0)
+		p.spread(l.spread())
+		return p
+	}
+	wire, moved := l.moving(p.Bytes, rate)
+	wait, stable := l.Queue.wait(moved)
+	if !stable {
+		p.refuse(RefusalUnstable)
+		return p
+	}
+	ramp, _ := l.ramp(rate, wire)
+	p.price(rate.seconds(float64(l.EgressBacklog)), wait, rtt, l.FixedSeconds, ramp, moved)
+	p.spread(l.spread())
+	return p
+}
+
+// describeFetch is p in words.
+func describeFetch(p *Price, r *Request, m *Model, l *Link) ModePlan {
+	if !p.Priced {
+		out := p.plan()
+		switch p.Refusal { //nolint:exhaustive // those that pricing gives
+		case RefusalMissingInput:
+			out.Reason = unknown(l.missing(r, m))
+		case RefusalUnstable:
+			out.Reason = unstable("Link.Queue", l.Queue)
+		}
+		return out
+	}
+	rtt := fmt.Sprintf("%g x %v", r.roundTrips(), l.RTT)
+	if p.Bytes == 0 {
+		const none = "nothing to move"
+		return p.plan(none, none, rtt, fixedNote(l), none, none)
+	}
+	rate, _ := l.rate()
+	egress := backlogNote(l.BacklogKnown, l.EgressBacklog > 0)
+	if l.EgressBacklog > 0 {
+		egress = fmt.Sprintf("%v ahead in the source's queue", l.EgressBacklog)
+	}
+	ramp := "warm"
+	if l.Cold {
+		wire, _ := l.moving(p.Bytes, rate)
+		_, rounds := l.ramp(rate, wire)
+		ramp = fmt.Sprintf("cold: %d round trips of slow start", rounds)
+	}
+	return p.plan(egress, unseenNote(l.Queue)+l.Queue.note(), rtt, fixedNote(l), ramp, l.movingNote(p.Bytes))
+}
+
+// missing names the inputs that fetch lacks.
+func (l *Link) missing(r *Request, m *Model) []string {
 	var missing []string
+	bytes, _, unknown := r.wire(m)
 	if unknown != "" {
 		missing = append(missing, unknown)
 	}
 	if l.RTT == 0 {
 		missing = append(missing, "Link.RTT")
 	}
-	if rate == 0 && (bytes > 0 || unknown != "") {
+	if rate, _ := l.rate(); rate == 0 && (bytes > 0 || unknown != "") {
 		missing = append(missing, "Link.Goodput (measured) or Link.PriorGoodput (configured)")
 	}
-	if missing != nil {
-		return p.missing(missing)
-	}
-	n := r.roundTrips()
-	rtt := Term{Name: TermRTT, Seconds: n * l.RTT.Seconds(), Note: fmt.Sprintf("%g x %v", n, l.RTT)}
-	fixed := Term{Name: TermFixed, Seconds: l.FixedSeconds, Note: fixedNote(l)}
-	if bytes == 0 {
-		const note = "nothing to move"
-		return p.priced(Term{Name: TermEgressQueue, Note: note}, Term{Name: TermFetchQueue, Note: note}, rtt, fixed,
-			Term{Name: TermRamp, Note: note}, Term{Name: TermBytes, Note: note}).spread(l.Spread)
-	}
-	egress := Term{
-		Name: TermEgressQueue, Seconds: rate.seconds(float64(l.EgressBacklog)),
-		Note: backlogNote(l.BacklogKnown, l.EgressBacklog > 0),
-	}
-	if l.EgressBacklog > 0 {
-		egress.Note = fmt.Sprintf("%v ahead in the source's queue", l.EgressBacklog)
-	}
-	unseen, stable := queueTerm(TermFetchQueue, 0, unseenNote(l.Queue), l.Queue)
-	if !stable {
-		return p.refused(RefusalUnstable, "Link.Queue has no steady state: utilization %g is not below 1", l.Queue.Utilization)
-	}
-	wire, moved := l.moving(bytes, rate, capped)
-	return p.priced(egress, unseen, rtt, fixed, rampTerm(l, rate, wire), moved).spread(l.Spread)
+	return missing
 }
 
-// moving is what bytes take at the slowest stage of link and codec, and what they are on the wire.
-func (l Link) moving(bytes Bytes, rate Rate, capped bool) (wire Bytes, t Term) {
+// moving is what bytes are on the wire, and what they take at the slowest stage of link and codec.
+func (l *Link) moving(bytes Bytes, rate Rate) (wire Bytes, seconds float64) {
 	wire = bytes
-	t.Name, t.Note = TermBytes, fmt.Sprintf("%v at %v", bytes, rate)
 	if l.CodecRatio > 0 {
 		wire = Bytes(math.Ceil(float64(bytes) / l.CodecRatio))
-		t.Note = fmt.Sprintf("%v, coded %.3g:1, at %v", bytes, l.CodecRatio, rate)
 	}
-	t.Seconds = rate.seconds(float64(wire))
-	if capped {
-		t.Note += fmt.Sprintf(", window cap of %d connection(s)", max(1, l.Stripes))
+	seconds = rate.seconds(float64(wire))
+	if l.CodecRate > 0 {
+		seconds = max(seconds, l.CodecRate.seconds(float64(bytes)))
 	}
-	if l.CodecRate == 0 {
-		return wire, t
-	}
-	if s := l.CodecRate.seconds(float64(bytes)); s > t.Seconds {
-		t.Seconds, t.Note = s, t.Note+fmt.Sprintf(", held to %v by the codec", l.CodecRate)
-	}
-	return wire, t
+	return wire, seconds
 }
 
-func fixedNote(l Link) string {
+// movingNote says how moving came about.
+func (l *Link) movingNote(bytes Bytes) string {
+	rate, capped := l.rate()
+	note := fmt.Sprintf("%v at %v", bytes, rate)
+	if l.CodecRatio > 0 {
+		note = fmt.Sprintf("%v, coded %.3g:1, at %v", bytes, l.CodecRatio, rate)
+	}
+	if capped {
+		note += fmt.Sprintf(", window cap of %d connection(s)", max(1, l.Stripes))
+	}
+	if wire, seconds := l.moving(bytes, rate); l.CodecRate > 0 && seconds > rate.seconds(float64(wire)) {
+		note += fmt.Sprintf(", held to %v by the codec", l.CodecRate)
+	}
+	return note
+}
+
+func fixedNote(l *Link) string {
 	switch {
 	case l.FixedSource != "":
 		return "constant cost of a migration, " + l.FixedSource
@@ -94,24 +142,20 @@ func fixedNote(l Link) string {
 	return "constant cost of a migration unknown, not counted"
 }
 
-func unseenNote(q *MM1) string {
+func unseenNote(q *Queue) string {
 	if q == nil {
 		return "no queue modelled"
 	}
 	return "unseen transfers"
 }
 
-// rampTerm is what slow start adds on a cold link.
-func rampTerm(l Link, rate Rate, bytes Bytes) Term {
-	t := Term{Name: TermRamp, Note: "warm"}
+// ramp is what slow start adds for so many bytes on the wire, and its round trips; none on a warm link.
+func (l *Link) ramp(rate Rate, wire Bytes) (seconds float64, rounds int) {
 	if !l.Cold {
-		return t
+		return 0, 0
 	}
-	l = l.withDefaults()
-	window := float64(l.Stripes) * float64(l.InitialWindowPackets) * float64(l.PacketBytes)
-	seconds, rounds := slowStart(float64(bytes), window, rate, l.RTT)
-	t.Seconds, t.Note = seconds, fmt.Sprintf("cold: %d round trips of slow start", rounds)
-	return t
+	window, _ := l.windows()
+	return slowStart(float64(wire), window, rate, l.RTT)
 }
 
 // slowStart returns by how much longer bytes take when the window starts at window bytes and doubles every round trip
@@ -133,16 +177,15 @@ func slowStart(bytes, window float64, rate Rate, rtt time.Duration) (seconds flo
 // The link's window cap counts. ok is false when there is none, because t_c ≤ t_f, and when an input is unknown or not
 // valid.
 func Crossover(m Model, c Compute, l Link) (tokens float64, ok bool) {
-	if validate(m, c, l) != nil || m.BytesPerToken == 0 || l.RTT == 0 {
+	if errors.Join(m.Validate(), c.Validate(), l.Validate()) != nil || m.BytesPerToken == 0 || l.RTT == 0 {
 		return 0, false
 	}
-	tc, missing := linearSecondsPerToken(m, c)
+	tc, known := c.perToken(&m)
 	rate, _ := l.rate()
-	if missing != nil || rate == 0 {
+	if !known || rate == 0 {
 		return 0, false
 	}
-	_, moved := l.moving(m.BytesPerToken, rate, false)
-	tf := moved.Seconds
+	_, tf := l.moving(m.BytesPerToken, rate)
 	if tc <= tf {
 		return 0, false
 	}

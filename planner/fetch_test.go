@@ -78,10 +78,10 @@ func TestWindowCap(t *testing.T) {
 			t.Errorf("%v, %d stripes: %v Gbps (capped %v), want %v", tc.rtt, tc.stripes, got, capped, tc.want)
 		}
 	}
-	if rate, capped := (Link{RTT: 70 * ms, Goodput: 1e9, PacketBytes: 1452}).rate(); rate != 1e9 || capped {
+	if rate, capped := (&Link{RTT: 70 * ms, Goodput: 1e9, PacketBytes: 1452}).rate(); rate != 1e9 || capped {
 		t.Errorf("goodput below the cap: %v, capped %v", rate, capped)
 	}
-	if rate, capped := (Link{RTT: 70 * ms, Goodput: 100e9, WindowPackets: -1}).rate(); rate != 100e9 || capped {
+	if rate, capped := (&Link{RTT: 70 * ms, Goodput: 100e9, WindowPackets: -1}).rate(); rate != 100e9 || capped {
 		t.Errorf("no cap: %v, capped %v", rate, capped)
 	}
 }
@@ -190,7 +190,7 @@ func TestFetchQueues(t *testing.T) {
 	t.Parallel()
 	l := Link{
 		RTT: 70 * ms, Goodput: 1e9, EgressBacklog: 125_000_000, // one second at 1 Gbps
-		Queue: &MM1{ServiceRate: 2, Utilization: 0.5}, // Wq = 0.5 s
+		Queue: &Queue{ServiceRate: 2, Utilization: 0.5}, // Wq = 0.5 s
 	}
 	p := Fetch(Request{MissingBytes: 250_000_000}, Model{}, l)
 	if math.Abs(p.Seconds-(1+0.5+0.21+2)) > 1e-12 {

@@ -28,20 +28,20 @@ func TestDecideJoinsEveryFault(t *testing.T) {
 	nan, inf := math.NaN(), math.Inf(1)
 	r := Request{
 		PrefixTokens: -1, PresentTokens: 5, MissingBytes: math.MinInt64, RoundTrips: nan,
-		Redirect: Redirect{ExpectedTurns: inf}, Only: 17,
+		Redirect: Redirect{ExpectedTurns: inf}, Only: 17, Previous: -1, Kappa: nan,
 	}
 	m := Model{BytesPerToken: -1, BlockTokens: -1, ParamsActive: nan, Layers: -1, QueryHeads: -1, AttnHeadDim: inf}
-	c := Compute{PeakFLOPS: 0.5, MFU: 1.5, SecondsPerToken: -1, FixedSeconds: nan, QueueSeconds: -1, Spread: -0.1, Queue: &MM1{0, nan}}
+	c := Compute{PeakFLOPS: 0.5, MFU: 1.5, SecondsPerToken: -1, FixedSeconds: nan, QueueSeconds: -1, Spread: -0.1, Age: -1, Queue: &Queue{Utilization: nan}}
 	l := Link{
 		RTT: -1, Goodput: Rate(nan), PriorGoodput: Rate(inf), Age: -time.Second, Stripes: -1, WindowPackets: math.MinInt64,
-		PacketBytes: 1 << 20, InitialWindowPackets: -1, EgressBacklog: -1, Queue: &MM1{-1, 0}, FixedSeconds: inf, Spread: nan,
+		PacketBytes: 1 << 20, InitialWindowPackets: -1, EgressBacklog: -1, Queue: &Queue{ServiceRate: -1}, FixedSeconds: inf, Spread: nan,
 	}
 	d, err := Decide(r, m, c, l)
 	want := []string{
 		"Request.PrefixTokens", "Request.PresentTokens", "Request.MissingBytes", "Request.RoundTrips",
-		"Request.Redirect.ExpectedTurns", "Request.Only",
+		"Request.Redirect.ExpectedTurns", "Request.Only", "Request.Previous", "Request.Kappa",
 		"Model.BytesPerToken", "Model.BlockTokens", "Model.ParamsActive", "Model.Layers", "Model.QueryHeads", "Model.AttnHeadDim",
-		"Compute.PeakFLOPS", "Compute.MFU", "Compute.SecondsPerToken", "Compute.FixedSeconds", "Compute.QueueSeconds", "Compute.Spread",
+		"Compute.PeakFLOPS", "Compute.MFU", "Compute.SecondsPerToken", "Compute.FixedSeconds", "Compute.QueueSeconds", "Compute.Spread", "Compute.Age",
 		"Compute.Queue.ServiceRate", "Compute.Queue.Utilization",
 		"Link.RTT", "Link.FixedSeconds", "Link.Spread", "Link.Goodput", "Link.PriorGoodput", "Link.Age", "Link.Stripes", "Link.WindowPackets", "Link.PacketBytes",
 		"Link.InitialWindowPackets", "Link.EgressBacklog", "Link.Queue.ServiceRate",
@@ -102,6 +102,8 @@ func TestText(t *testing.T) {
 		{ModeHybrid.String(), "hybrid"},
 		{Mode(-1).String(), "mode(-1)"},
 		{RefusalNotBuilt.String(), "not_built"},
+		{RefusalUnsupported.String(), "unsupported"},
+		{RefusalUncertain.String(), "uncertain"},
 		{Refusal(99).String(), "refusal(99)"},
 	} {
 		if tc.got != tc.want {
@@ -119,7 +121,7 @@ func TestText(t *testing.T) {
 	if _, err := ParseMode("teleport"); len(fields(err)) != 1 {
 		t.Errorf("ParseMode(teleport): %v", err)
 	}
-	for r := RefusalNone; r <= RefusalNothingToDo; r++ {
+	for r := RefusalNone; r <= RefusalUncertain; r++ {
 		if int(r) >= len(refusalNames) || refusalNames[r] == "" {
 			t.Errorf("refusal %d has no name", r)
 		}

@@ -1,5 +1,7 @@
 package planner
 
+import "time"
+
 // Model is what the planner needs to know of a language model. Plain numbers; the zero value knows nothing.
 type Model struct {
 	// Name appears in notes only.
@@ -59,7 +61,12 @@ type Compute struct {
 	// the note of the term, not the price.
 	QueueKnown bool
 	// Queue models work that cannot be seen; its wait adds to QueueSeconds. Nil: none.
-	Queue *MM1
+	Queue *Queue
+	// Age is how long ago SecondsPerToken was measured. Zero: right now.
+	Age time.Duration
+	// MaxAge is the age beyond which SecondsPerToken and Spread count as unknown. Zero: [DefaultMaxAge]; negative: no age is
+	// too old.
+	MaxAge time.Duration
 	// Spread is the standard deviation of a recompute's time over its expectation, 0.1 for 10 %. What else runs on the
 	// replica widens it and does not move the mean. Zero: not known.
 	Spread float64
@@ -79,35 +86,69 @@ func (c Compute) Validate() error {
 	f.float("Compute.FixedSeconds", c.FixedSeconds, 0, maxSeconds, "give seconds, or 0")
 	f.float("Compute.QueueSeconds", c.QueueSeconds, 0, maxSeconds, "give the backlog in seconds, or 0")
 	f.float("Compute.Spread", c.Spread, minSpread, maxSpread, "give a standard deviation over its mean (0.1 for 10 %), or 0 if not known")
-	if c.Queue != nil {
-		if err := c.Queue.validate("Compute.Queue"); err != nil {
-			f.errs = append(f.errs, err)
-		}
-	}
+	f.duration("Compute.Age", c.Age, "give the age of the measurement")
+	c.Queue.validate(&f, "Compute.Queue")
 	return f.join()
 }
 
 // flops is F, the FLOP a second that prefill gets; 0 if unknown.
-func (c Compute) flops() float64 {
+func (c *Compute) flops() float64 {
 	if c.MFU == 0 {
 		return c.PeakFLOPS * DefaultMFU
 	}
 	return c.PeakFLOPS * c.MFU
 }
 
-// linearSecondsPerToken is t_c without attention; missing names the unknown inputs.
-func linearSecondsPerToken(m Model, c Compute) (t float64, missing []string) {
-	if c.SecondsPerToken > 0 {
-		return c.SecondsPerToken, nil
+// measured says that SecondsPerToken is there and not too old.
+func (c *Compute) measured() bool { return c.SecondsPerToken > 0 && fresh(c.Age, c.MaxAge) }
+
+// spread is the relative spread of a prefill; 0: not known. That of a measurement too old goes with it.
+func (c *Compute) spread() float64 {
+	if c.SecondsPerToken > 0 && !c.measured() {
+		return 0
 	}
-	if m.ParamsActive == 0 {
-		missing = append(missing, "Model.ParamsActive")
+	return c.Spread
+}
+
+// prefill is what tokens [i, j) cost: linear·(j−i) + quadratic·(j²−i²) seconds. known is false when an input is missing.
+func (c *Compute) prefill(m *Model) (linear, quadratic float64, known bool) {
+	linear, known = c.perToken(m)
+	if !known || c.measured() || m.AttentionOff {
+		return linear, 0, known
 	}
-	if c.PeakFLOPS == 0 {
-		missing = append(missing, "Compute.PeakFLOPS (or a measured Compute.SecondsPerToken)")
+	if m.Layers == 0 || m.QueryHeads == 0 || m.AttnHeadDim == 0 {
+		return 0, 0, false
 	}
-	if missing != nil {
-		return 0, missing
+	return linear, 2 * float64(m.Layers) * float64(m.QueryHeads) * m.AttnHeadDim / c.flops(), true
+}
+
+// perToken is t_c, the seconds a token without attention.
+func (c *Compute) perToken(m *Model) (seconds float64, known bool) {
+	switch {
+	case c.measured():
+		return c.SecondsPerToken, true
+	case m.ParamsActive == 0 || c.PeakFLOPS == 0:
+		return 0, false
 	}
-	return 2 * m.ParamsActive / c.flops(), nil
+	return 2 * m.ParamsActive / c.flops(), true
+}
+
+// missing names the inputs that prefill lacks.
+func (c *Compute) missing(m *Model) []string {
+	var missing []string
+	for _, f := range []struct {
+		name    string
+		unknown bool
+	}{
+		{"Model.ParamsActive", m.ParamsActive == 0},
+		{"Compute.PeakFLOPS (or a measured Compute.SecondsPerToken)", c.PeakFLOPS == 0},
+		{"Model.Layers (or Model.AttentionOff)", m.Layers == 0 && !m.AttentionOff},
+		{"Model.QueryHeads (or Model.AttentionOff)", m.QueryHeads == 0 && !m.AttentionOff},
+		{"Model.AttnHeadDim (or Model.AttentionOff)", m.AttnHeadDim == 0 && !m.AttentionOff},
+	} {
+		if f.unknown {
+			missing = append(missing, f.name)
+		}
+	}
+	return missing
 }

@@ -1,6 +1,9 @@
 package planner
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // Mode is a way to make a session warm where it is wanted. The zero value, [ModeNone], is no mode.
 type Mode int
@@ -11,7 +14,7 @@ const (
 	ModeRedirect               // nothing moves: requests go on to the source region
 	ModeFetch                  // every missing block moves
 	ModeRecompute              // nothing moves: the destination prefills again
-	ModeHybrid                 // prefill from the front, fetch from the back; refused with [RefusalNotBuilt]
+	ModeHybrid                 // prefill from the front, fetch from the back, until they meet
 	ModeBackground             // the source serves while pages move; refused with [RefusalNotBuilt]
 )
 
@@ -56,11 +59,13 @@ const (
 	RefusalDeadline                    // it would miss the deadline while another mode would not
 	RefusalNotRequested                // the caller asked for another mode
 	RefusalNothingToDo                 // everything is already at the destination
+	RefusalUnsupported                 // the engine cannot run it
+	RefusalUncertain                   // it may take longer than recompute, and hybrid does not
 )
 
 var refusalNames = [...]string{
 	"none", "not_built", "missing_input", "invalid_input", "unstable", "not_allowed", "unavailable", "deadline",
-	"not_requested", "nothing_to_do",
+	"not_requested", "nothing_to_do", "unsupported", "uncertain",
 }
 
 // String is the refusal's name in snake case.
@@ -72,7 +77,7 @@ func (r Refusal) String() string {
 }
 
 // Names of terms. Recompute has compute_queue, fixed, prefill_linear and prefill_attention; fetch has egress_queue,
-// fetch_queue, rtt, fixed, ramp and bytes; redirect has detour.
+// fetch_queue, rtt, fixed, ramp and bytes; redirect has detour. Hybrid has those of recompute for its front, and tail_wait.
 const (
 	TermComputeQueue     = "compute_queue"
 	TermFixed            = "fixed"
@@ -84,6 +89,7 @@ const (
 	TermRamp             = "ramp"
 	TermBytes            = "bytes"
 	TermDetour           = "detour"
+	TermTailWait         = "tail_wait"
 )
 
 // Term is one addend of a plan's time.
@@ -102,6 +108,7 @@ type ModePlan struct {
 	Seconds float64
 	// SigmaSeconds is the standard deviation of Seconds, and P95Seconds what it stays below in 19 of 20 cases: Seconds +
 	// 1.645·SigmaSeconds, of a normal distribution. Both are 0 where the spread is not known, and in redirect, which has none.
+	// Hybrid is not normally distributed: its P95 is computed, and its sigma is what a normal distribution of that P95 has.
 	SigmaSeconds float64
 	P95Seconds   float64
 	// Terms holds every addend of the mode, those of 0 seconds too. The caller owns it.
@@ -115,8 +122,10 @@ type ModePlan struct {
 	// Bytes is what moves over the link.
 	Bytes Bytes
 	// Tokens is what the destination prefills: all tokens not present in recompute, those after the last whole block in
-	// fetch (not priced there), none in redirect.
+	// fetch (not priced there), none in redirect, the front in hybrid.
 	Tokens int64
+	// Split is where the two ends of hybrid are expected to meet; zero in other modes.
+	Split Split
 }
 
 // Term returns the seconds of the term with that name, 0 and false if the plan has none.
@@ -129,46 +138,18 @@ func (p ModePlan) Term(name string) (seconds float64, ok bool) {
 	return 0, false
 }
 
-// priced fills in the sum and makes p eligible.
-func (p ModePlan) priced(terms ...Term) ModePlan {
-	p.Terms, p.Priced, p.Eligible = terms, true, true
-	for _, t := range terms {
-		p.Seconds += t.Seconds
+// invalid is the plan of a mode whose inputs cannot be used.
+func invalid(m Mode, err error) ModePlan {
+	return ModePlan{Mode: m, Refusal: RefusalInvalidInput, Reason: err.Error()}
+}
+
+// unknown says which inputs are missing.
+func unknown(fields []string) string { return "unknown: " + strings.Join(fields, ", ") }
+
+// took is the plan's time for people.
+func (p ModePlan) took() string {
+	if p.P95Seconds > 0 {
+		return fmt.Sprintf("%.4g s (P95 %.4g s)", p.Seconds, p.P95Seconds)
 	}
-	return p
-}
-
-// z95 is the 95th percentile of the standard normal distribution.
-const z95 = 1.6448536269514722
-
-// spread sets the deviation of a priced plan; relative is over its seconds, 0 if not known.
-func (p ModePlan) spread(relative float64) ModePlan {
-	if relative > 0 {
-		p.SigmaSeconds = relative * p.Seconds
-		p.P95Seconds = p.Seconds + z95*p.SigmaSeconds
-	}
-	return p
-}
-
-// spreadKnown says that p can be ranked by what it takes in bad cases: redirect has no spread to know.
-func (p ModePlan) spreadKnown() bool {
-	return p.Mode == ModeRedirect || p.SigmaSeconds > 0 || p.Seconds == 0
-}
-
-// refused makes p not eligible. What is priced stays shown.
-func (p ModePlan) refused(why Refusal, format string, args ...any) ModePlan {
-	p.Eligible, p.Refusal, p.Reason = false, why, fmt.Sprintf(format, args...)
-	return p
-}
-
-// missing refuses p for unknown inputs.
-func (p ModePlan) missing(fields []string) ModePlan {
-	list := ""
-	for i, f := range fields {
-		if i > 0 {
-			list += ", "
-		}
-		list += f
-	}
-	return p.refused(RefusalMissingInput, "unknown: %s", list)
+	return fmt.Sprintf("%.4g s", p.Seconds)
 }

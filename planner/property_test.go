@@ -25,10 +25,10 @@ func world(rng *rand.Rand) *script {
 	s.c.PeakFLOPS, s.c.MFU = between(1e12, 1e17), between(0.05, 1)
 	s.c.FixedSeconds, s.c.QueueSeconds = rng.Float64()/10, rng.Float64()
 	if coin() {
-		s.c.Queue = &MM1{ServiceRate: between(0.1, 100), Utilization: 0.99 * rng.Float64()}
+		s.c.Queue = &Queue{Law: Law(rng.IntN(3)), ServiceRate: between(0.1, 100), Utilization: 0.99 * rng.Float64(), SCV: 4 * rng.Float64()}
 	}
 	if coin() {
-		s.l.Queue = &MM1{ServiceRate: between(0.1, 100), Utilization: 0.99 * rng.Float64()}
+		s.l.Queue = &Queue{Law: Law(rng.IntN(3)), ServiceRate: between(0.1, 100), Utilization: 0.99 * rng.Float64(), SCV: 4 * rng.Float64()}
 	}
 	s.l.RTT = time.Duration(between(1e5, 1e9))
 	s.l.Goodput = Rate(between(1e6, 1e12))
@@ -45,6 +45,7 @@ func world(rng *rand.Rand) *script {
 	if coin() {
 		s.c.Spread = between(1e-3, 1)
 	}
+	s.r.Hybrid = rng.IntN(4) == 0
 	s.r.Redirect = Redirect{Allowed: coin(), ExpectedTurns: float64(rng.IntN(10)), DeltaRTT: time.Duration(rng.IntN(1e8))}
 	if coin() {
 		s.r.Deadline = time.Duration(between(1e6, 1e11))
@@ -94,6 +95,15 @@ func checkDecision(t *testing.T, d Decision) {
 		return
 	}
 	winner, _ := d.Plan(d.Winner)
+	if h, _ := d.Plan(ModeHybrid); h.Priced && !d.Held {
+		checkBounds(t, d)
+	}
+	if d.Held {
+		if runnerUp, _ := d.Plan(d.RunnerUp); d.MarginSeconds > 0 || ranked(d, runnerUp) != best || !winner.Eligible {
+			t.Fatalf("held: %+v", d)
+		}
+		return
+	}
 	if ranked(d, winner) != best || !winner.Eligible {
 		t.Fatalf("%v wins with %v s, best is %v s", d.Winner, ranked(d, winner), best)
 	}
@@ -101,6 +111,9 @@ func checkDecision(t *testing.T, d Decision) {
 		return
 	}
 	runnerUp, _ := d.Plan(d.RunnerUp)
+	if !(d.Confidence >= 0 && d.Confidence <= 1) {
+		t.Fatalf("confidence %v: %+v", d.Confidence, d)
+	}
 	if ranked(d, runnerUp) != second || d.MarginSeconds != second-best || d.MarginRatio < 0 || d.MarginRatio > 1 {
 		t.Fatalf("runner-up %v with %v s, second is %v s; %+v", d.RunnerUp, runnerUp.Seconds, second, d)
 	}
@@ -138,7 +151,9 @@ func TestPricesAreMonotonic(t *testing.T) {
 		{"longer egress queue", func(s *script) { s.l.EgressBacklog += Bytes(rng.IntN(1e9)) }, ModeFetch, true},
 		{"busier fetch queue", func(s *script) {
 			if s.l.Queue != nil {
-				s.l.Queue = &MM1{s.l.Queue.ServiceRate, min(0.999, s.l.Queue.Utilization*grow())}
+				busier := *s.l.Queue
+				busier.Utilization = min(0.999, busier.Utilization*grow())
+				s.l.Queue = &busier
 			}
 		}, ModeFetch, true},
 		{"costlier migrations", func(s *script) { s.l.FixedSeconds += rng.Float64() }, ModeFetch, true},
@@ -155,7 +170,9 @@ func TestPricesAreMonotonic(t *testing.T) {
 		{"longer compute queue", func(s *script) { s.c.QueueSeconds += rng.Float64() }, ModeRecompute, true},
 		{"busier compute queue", func(s *script) {
 			if s.c.Queue != nil {
-				s.c.Queue = &MM1{s.c.Queue.ServiceRate, min(0.999, s.c.Queue.Utilization*grow())}
+				busier := *s.c.Queue
+				busier.Utilization = min(0.999, busier.Utilization*grow())
+				s.c.Queue = &busier
 			}
 		}, ModeRecompute, true},
 		{"more parameters", func(s *script) { s.m.ParamsActive *= grow() }, ModeRecompute, true},
@@ -229,6 +246,7 @@ func FuzzDecide(f *testing.F) {
 			PrefixTokens: integer(), PresentTokens: integer(), RoundTrips: next(), MissingBytes: Bytes(integer()),
 			Deadline: time.Duration(integer()),
 			Redirect: Redirect{Allowed: small()&1 == 0, ExpectedTurns: next(), DeltaRTT: time.Duration(integer())},
+			Hybrid:   small()&1 == 0, Previous: Mode(small() % 6), Kappa: next(),
 		}
 		m := Model{
 			BytesPerToken: Bytes(small()), BlockTokens: small(), ParamsActive: next(), Layers: small(), QueryHeads: small(),
@@ -238,7 +256,7 @@ func FuzzDecide(f *testing.F) {
 		l := Link{
 			RTT: time.Duration(integer()), Goodput: Rate(next()), PriorGoodput: Rate(next()), Stripes: small(),
 			WindowPackets: small(), PacketBytes: small(), Cold: small()&1 == 1, InitialWindowPackets: small(),
-			EgressBacklog: Bytes(integer()), Queue: &MM1{next(), next()}, FixedSeconds: next(), Spread: next(),
+			EgressBacklog: Bytes(integer()), Queue: &Queue{Law: Law(small() % 4), ServiceRate: next(), Utilization: next(), SCV: next()}, FixedSeconds: next(), Spread: next(),
 		}
 		if l.Queue.ServiceRate == 0 {
 			l.Queue = nil
@@ -252,6 +270,11 @@ func FuzzDecide(f *testing.F) {
 			}
 			return
 		}
-		checkDecision(t, d)
+		if r.Kappa == 0 {
+			checkDecision(t, d)
+		}
+		if _, err := Flips(r, m, c, l); err != nil {
+			t.Fatal(err)
+		}
 	})
 }

@@ -1,6 +1,9 @@
 package planner
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // Recompute prices prefilling tokens [i, j) again at the destination, i being Request.PresentTokens and j
 // Request.PrefixTokens:
@@ -10,80 +13,73 @@ import "fmt"
 // The second addend in brackets is causal attention (QKᵀ and AV; 4·L·Hq·d·p for the token at position p, summed). It
 // does not return errors: a plan whose inputs are unknown or not valid is not priced and says so. Nil Terms then.
 func Recompute(r Request, m Model, c Compute) ModePlan {
-	p := ModePlan{Mode: ModeRecompute}
-	if err := validate(r, m, c); err != nil {
-		return p.refused(RefusalInvalidInput, "%v", err)
+	if err := errors.Join(r.Validate(), m.Validate(), c.Validate()); err != nil {
+		return invalid(ModeRecompute, err)
 	}
-	p.Tokens = r.PrefixTokens - r.PresentTokens
-	linear, attention, missing := prefillTerms(r, m, c)
-	if missing != nil {
-		return p.missing(missing)
+	p := priceRecompute(&r, &m, &c)
+	return describeRecompute(&p, &r, &m, &c)
+}
+
+// priceRecompute prices valid inputs.
+func priceRecompute(r *Request, m *Model, c *Compute) Price {
+	p := Price{Mode: ModeRecompute, Tokens: r.PrefixTokens - r.PresentTokens}
+	linear, quadratic, known := c.prefill(m)
+	if !known {
+		p.refuse(RefusalMissingInput)
+		return p
 	}
-	queue, stable := queueTerm(TermComputeQueue, c.QueueSeconds, backlogNote(c.QueueKnown, c.QueueSeconds > 0), c.Queue)
+	i, j := float64(r.PresentTokens), float64(r.PrefixTokens)
+	// (j−i)(j+i) rather than j²−i²: no cancellation, so that 0 tokens cost exactly 0.
+	linear, attention := linear*(j-i), quadratic*((j-i)*(j+i))
+	wait, stable := c.Queue.wait(c.FixedSeconds + linear + attention)
 	if !stable {
-		return p.refused(RefusalUnstable, "Compute.Queue has no steady state: utilization %g is not below 1", c.Queue.Utilization)
+		p.refuse(RefusalUnstable)
+		return p
 	}
-	fixed := Term{Name: TermFixed, Seconds: c.FixedSeconds, Note: "constant cost of a prefill"}
-	p = p.priced(queue, fixed, linear, attention).spread(c.Spread)
+	p.price(c.QueueSeconds+wait, c.FixedSeconds, linear, attention)
+	p.spread(c.spread())
 	if c.PrefillUnavailable {
-		return p.refused(RefusalUnavailable, "the destination cannot prefill")
+		p.refuse(RefusalUnavailable)
 	}
 	return p
 }
 
-// prefillTerms are the linear and the attention term; missing names the unknown inputs.
-func prefillTerms(r Request, m Model, c Compute) (linear, attention Term, missing []string) {
-	i, j := float64(r.PresentTokens), float64(r.PrefixTokens)
-	perToken, missing := linearSecondsPerToken(m, c)
-	linear = Term{Name: TermPrefillLinear, Seconds: perToken * (j - i)}
-	attention = Term{Name: TermPrefillAttention}
+// describeRecompute is p in words.
+func describeRecompute(p *Price, r *Request, m *Model, c *Compute) ModePlan {
+	linear, attention := prefillNotes(p.Tokens, r.PresentTokens, m, c)
+	out := p.plan(backlogNote(c.QueueKnown, c.QueueSeconds > 0)+c.Queue.note(), "constant cost of a prefill", linear, attention)
+	switch p.Refusal { //nolint:exhaustive // those that pricing gives
+	case RefusalMissingInput:
+		out.Reason = unknown(c.missing(m))
+	case RefusalUnstable:
+		out.Reason = unstable("Compute.Queue", c.Queue)
+	case RefusalUnavailable:
+		out.Reason = "the destination cannot prefill"
+	}
+	return out
+}
+
+// prefillNotes say how the prefill of so many tokens from a position on came about.
+func prefillNotes(tokens, from int64, m *Model, c *Compute) (linear, attention string) {
 	source := ""
 	if c.Source != "" {
 		source = ", " + c.Source
 	}
+	perToken, _, known := c.prefill(m)
+	if !known {
+		return "", ""
+	}
+	if c.measured() {
+		return fmt.Sprintf("%d tokens x %.5g us (measured%s)", tokens, 1e6*perToken, source), "within the measured time a token"
+	}
 	if c.SecondsPerToken > 0 {
-		linear.Note = fmt.Sprintf("%.0f tokens x %.5g us (measured%s)", j-i, 1e6*perToken, source)
-		attention.Note = "within the measured time a token"
-		return linear, attention, nil
+		source += fmt.Sprintf("; the measurement of %v ago is too old", c.Age)
 	}
-	linear.Note = fmt.Sprintf("%.0f tokens x %.5g us (2P at %.3g FLOP/s%s)", j-i, 1e6*perToken, c.flops(), source)
+	linear = fmt.Sprintf("%d tokens x %.5g us (2P at %.3g FLOP/s%s)", tokens, 1e6*perToken, c.flops(), source)
 	if m.AttentionOff {
-		attention.Note = "off"
-		return linear, attention, missing
+		return linear, "off"
 	}
-	for _, f := range []struct {
-		name    string
-		unknown bool
-	}{
-		{"Model.Layers", m.Layers == 0},
-		{"Model.QueryHeads", m.QueryHeads == 0},
-		{"Model.AttnHeadDim", m.AttnHeadDim == 0},
-	} {
-		if f.unknown {
-			missing = append(missing, f.name+" (or Model.AttentionOff)")
-		}
-	}
-	if missing != nil {
-		return linear, attention, missing
-	}
-	// (j−i)(j+i) rather than j²−i²: no cancellation, so that 0 tokens cost exactly 0.
-	flop := 2 * float64(m.Layers) * float64(m.QueryHeads) * m.AttnHeadDim * (j - i) * (j + i)
-	attention.Seconds = flop / c.flops()
-	attention.Note = fmt.Sprintf("positions %d to %d", r.PresentTokens, r.PrefixTokens)
-	return linear, attention, nil
-}
-
-// queueTerm adds a visible backlog and the modelled wait of an unseen queue (nil: none). stable is false when that queue
-// has no steady state.
-func queueTerm(name string, backlog float64, note string, unseen *MM1) (t Term, stable bool) {
-	t = Term{Name: name, Seconds: backlog, Note: note}
-	if unseen == nil {
-		return t, true
-	}
-	wait, stable := unseen.Wait()
-	t.Seconds += wait
-	t.Note += fmt.Sprintf("; M/M/1 at %.4g of %.4g/s", unseen.Utilization, unseen.ServiceRate)
-	return t, stable
+	return linear, fmt.Sprintf("positions %d to %d", from, from+tokens)
 }
 
 func backlogNote(known, some bool) string {
@@ -91,4 +87,8 @@ func backlogNote(known, some bool) string {
 		return "visible backlog"
 	}
 	return "backlog unknown, not counted"
+}
+
+func unstable(field string, q *Queue) string {
+	return fmt.Sprintf("%s has no steady state: utilization %g is not below 1", field, q.Utilization)
 }

@@ -68,7 +68,7 @@ func TestRecomputeAgainstSumOverTokens(t *testing.T) {
 func TestRecomputeTermsAddUp(t *testing.T) {
 	t.Parallel()
 	c := h100()
-	c.FixedSeconds, c.QueueSeconds, c.Queue = 0.01, 0.5, &MM1{ServiceRate: 20, Utilization: 0.5}
+	c.FixedSeconds, c.QueueSeconds, c.Queue = 0.01, 0.5, &Queue{ServiceRate: 20, Utilization: 0.5}
 	p := Recompute(Request{PrefixTokens: 8000}, llama70B(), c)
 	queue, _ := p.Term(TermComputeQueue)
 	fixed, _ := p.Term(TermFixed)
@@ -100,7 +100,7 @@ func TestRecomputeRefusals(t *testing.T) {
 	t.Parallel()
 	r := Request{PrefixTokens: 100}
 	busy := h100()
-	busy.Queue = &MM1{ServiceRate: 20, Utilization: 1.2}
+	busy.Queue = &Queue{ServiceRate: 20, Utilization: 1.2}
 	draining := h100()
 	draining.PrefillUnavailable = true
 	for _, tc := range []struct {

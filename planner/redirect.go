@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"errors"
 	"fmt"
 	"time"
 )
@@ -11,33 +12,60 @@ import (
 //
 // It does not return errors: a plan whose inputs are unknown or not valid is not priced and says so. Nil Terms then.
 func RedirectCost(r Request, l Link) ModePlan {
-	p := ModePlan{Mode: ModeRedirect}
-	if err := validate(r, l); err != nil {
-		return p.refused(RefusalInvalidInput, "%v", err)
+	if err := errors.Join(r.Validate(), l.Validate()); err != nil {
+		return invalid(ModeRedirect, err)
 	}
+	p := priceRedirect(&r, &l)
+	return describeRedirect(&p, &r, &l)
+}
+
+// priceRedirect prices valid inputs.
+func priceRedirect(r *Request, l *Link) Price {
+	p := Price{Mode: ModeRedirect}
 	detour, ok := r.Redirect.detour(l)
 	if !ok {
-		return p.missing([]string{"Request.Redirect.DeltaRTT (or Link.RTT)"})
+		p.refuse(RefusalMissingInput)
+		return p
 	}
-	turns, of := r.Redirect.ExpectedTurns, ""
-	if turns == 0 {
-		turns, of = 1, ", turns left unknown"
-	}
-	p = p.priced(Term{
-		Name: TermDetour, Seconds: turns * detour.Seconds(),
-		Note: fmt.Sprintf("%g turn(s) x %v%s", turns, detour, of),
-	})
+	p.price(r.Redirect.turns() * detour.Seconds())
 	switch {
 	case !r.Redirect.Allowed:
-		return p.refused(RefusalNotAllowed, "the caller has not allowed redirect")
+		p.refuse(RefusalNotAllowed)
 	case r.Redirect.ExpectedTurns == 0:
-		return p.refused(RefusalMissingInput, "unknown: Request.Redirect.ExpectedTurns; priced for one turn")
+		p.refuse(RefusalMissingInput)
 	}
 	return p
 }
 
+// describeRedirect is p in words.
+func describeRedirect(p *Price, r *Request, l *Link) ModePlan {
+	detour, _ := r.Redirect.detour(l)
+	of := ""
+	if r.Redirect.ExpectedTurns == 0 {
+		of = ", turns left unknown"
+	}
+	out := p.plan(fmt.Sprintf("%g turn(s) x %v%s", r.Redirect.turns(), detour, of))
+	switch {
+	case p.Refusal == RefusalNotAllowed:
+		out.Reason = "the caller has not allowed redirect"
+	case p.Refusal == RefusalMissingInput && p.Priced:
+		out.Reason = "unknown: Request.Redirect.ExpectedTurns; priced for one turn"
+	case p.Refusal == RefusalMissingInput:
+		out.Reason = unknown([]string{"Request.Redirect.DeltaRTT (or Link.RTT)"})
+	}
+	return out
+}
+
+// turns is how many are priced.
+func (d Redirect) turns() float64 {
+	if d.ExpectedTurns == 0 {
+		return 1
+	}
+	return d.ExpectedTurns
+}
+
 // detour is what one turn pays; ok is false if it is unknown.
-func (d Redirect) detour(l Link) (t time.Duration, ok bool) {
+func (d Redirect) detour(l *Link) (t time.Duration, ok bool) {
 	if d.DeltaRTT != 0 {
 		return max(0, d.DeltaRTT), true
 	}

@@ -1,7 +1,6 @@
 package planner
 
 import (
-	"errors"
 	"fmt"
 	"time"
 )
@@ -24,6 +23,16 @@ type Request struct {
 	Redirect Redirect
 	// Only asks for one mode; all others are refused. [ModeNone]: choose.
 	Only Mode
+	// Hybrid says that the destination's engine can run [ModeHybrid]: it claims blocks before it prefills them, and reads a tail
+	// that lands meanwhile. Without it hybrid is priced and refused. With it a fetch that may well take longer than recompute is
+	// refused ([RefusalUncertain]), and a link that was not measured means hybrid.
+	Hybrid bool
+	// Previous is the mode that was chosen before for the same session, and is left only for a clear gain: see
+	// [Decision.Held]. [ModeNone]: none was.
+	Previous Mode
+	// Kappa is κ in P50 + κ·(P95−P50), by which modes are ranked where spreads are known. Zero: 1; negative: 0, expected seconds
+	// alone.
+	Kappa float64
 }
 
 // Redirect holds the inputs of [ModeRedirect].
@@ -50,40 +59,46 @@ func (r Request) Validate() error {
 	f.finite("Request.RoundTrips", r.RoundTrips, maxCount, "give a number of round trips, 0 for the default, or a negative number for none")
 	f.float("Request.Redirect.ExpectedTurns", r.Redirect.ExpectedTurns, 1e-6, maxSeconds, "give the turns expected, or 0 if unknown")
 	f.integer("Request.Only", int64(r.Only), int64(ModeNone), int64(ModeBackground), "use one of the Mode constants")
+	f.integer("Request.Previous", int64(r.Previous), int64(ModeNone), int64(ModeBackground), "use one of the Mode constants")
+	f.finite("Request.Kappa", r.Kappa, maxSpread, "give κ, 0 for 1, or a negative number for none")
 	return f.join()
 }
 
 // wire is what fetch moves and the tail tokens it leaves; missing names an unknown input.
-func (r Request) wire(m Model) (b Bytes, tail int64, missing string) {
+func (r *Request) wire(m *Model) (b Bytes, tail int64, missing string) {
 	block := int64(max(m.BlockTokens, 1))
-	whole := r.PrefixTokens / block
-	tail = r.PrefixTokens - whole*block
+	whole := r.whole(m)
+	tail = r.PrefixTokens - whole
 	switch {
 	case r.MissingBytes > 0:
 		return r.MissingBytes, tail, ""
 	case r.MissingBytes < 0:
 		return 0, tail, ""
 	}
-	blocks := whole - r.PresentTokens/block
+	blocks := (whole - r.PresentTokens/block*block) / block
 	if blocks > 0 && m.BytesPerToken == 0 {
 		return 0, tail, "Model.BytesPerToken (or Request.MissingBytes)"
 	}
 	return Bytes(blocks*block) * m.BytesPerToken, tail, ""
 }
 
+// whole is the tokens of the prefix's whole blocks.
+func (r *Request) whole(m *Model) int64 {
+	return r.PrefixTokens - r.PrefixTokens%int64(max(m.BlockTokens, 1))
+}
+
+// kappa is Kappa with its default.
+func (r *Request) kappa() float64 {
+	if r.Kappa == 0 {
+		return 1
+	}
+	return max(0, r.Kappa)
+}
+
 // roundTrips is RoundTrips with its default.
-func (r Request) roundTrips() float64 {
+func (r *Request) roundTrips() float64 {
 	if r.RoundTrips == 0 {
 		return DefaultRoundTrips
 	}
 	return max(0, r.RoundTrips)
-}
-
-// validate joins the faults of whatever parts are given.
-func validate(parts ...interface{ Validate() error }) error {
-	errs := make([]error, 0, len(parts))
-	for _, p := range parts {
-		errs = append(errs, p.Validate())
-	}
-	return errors.Join(errs...)
 }

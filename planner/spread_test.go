@@ -63,7 +63,9 @@ func TestWiderSpreadNeverWins(t *testing.T) {
 // The P95 of a normal distribution, by drawing from it.
 func TestP95AgainstDraws(t *testing.T) {
 	t.Parallel()
-	p := ModePlan{}.priced(Term{Seconds: 2}).spread(0.25)
+	var p Price
+	p.price(2)
+	p.spread(0.25)
 	rng := rand.New(rand.NewPCG(9, 10))
 	const n = 200_000
 	below := 0

@@ -1,6 +1,10 @@
 package queue
 
-import "math"
+import (
+	"math"
+
+	"github.com/kvferry/kvferry/planner"
+)
 
 // Laws are the mean waits in seconds that queueing theory gives for Poisson arrivals at one server. Of processor sharing,
 // the wait is what a job takes longer than it would alone.
@@ -16,10 +20,13 @@ type Laws struct {
 }
 
 // lawsAt returns the laws at a utilization, 0 to below 1, for a mean service time in seconds and its squared coefficient of
-// variation. Source: Kleinrock, "Queueing Systems", volume 1, equations 3.27 and 5.113, volume 2, section 4.4.
+// variation: the planner's.
 func lawsAt(rho, mean, scv float64) Laws {
-	base := rho * mean / (1 - rho)
-	return Laws{MM1: base, MG1: base * (1 + scv) / 2, PS: base}
+	wait := func(law planner.Law) float64 {
+		seconds, _ := planner.Queue{Law: law, ServiceRate: 1 / mean, Utilization: rho, SCV: scv}.Wait(mean)
+		return seconds
+	}
+	return Laws{MM1: wait(planner.LawMM1), MG1: wait(planner.LawMG1), PS: wait(planner.LawPS)}
 }
 
 // leastWait is the mean wait of shortest remaining processing time with exponential service of that mean, at a utilization of 0 to

@@ -83,8 +83,11 @@ func TestCoverage(t *testing.T) {
 func TestLawsByHand(t *testing.T) {
 	t.Parallel()
 	// 20 jobs a second at 0.1: 5.56 ms, the base model's compute queue.
-	if l := lawsAt(.1, .05, 1); math.Abs(l.MM1-.1*.05/.9) > 1e-15 || l.MM1 != l.MG1 || l.MM1 != l.PS {
+	if l := lawsAt(.1, .05, 1); math.Abs(l.MM1-.1*.05/.9) > 1e-15 || math.Abs(l.MM1-l.MG1) > 1e-15 || math.Abs(l.MM1-l.PS) > 1e-15 {
 		t.Errorf("exponential: %+v", l)
+	}
+	if l := lawsAt(.6, 2, 4); math.Abs(l.MG1-.6*2*5/(2*.4)) > 1e-14 || math.Abs(l.PS-2*.6/.4) > 1e-14 {
+		t.Errorf("lognormal: %+v", l)
 	}
 	if l := lawsAt(.6, 1, 0); math.Abs(l.MG1-l.MM1/2) > 1e-15 {
 		t.Errorf("equal: %+v, want half", l)
