@@ -1,9 +1,6 @@
 package planner
 
-import (
-	"fmt"
-	"strings"
-)
+import "fmt"
 
 // Mode is a way to make a session warm where it is wanted. The zero value, [ModeNone], is no mode.
 type Mode int
@@ -144,7 +141,14 @@ func invalid(m Mode, err error) ModePlan {
 }
 
 // unknown says which inputs are missing.
-func unknown(fields []string) string { return "unknown: " + strings.Join(fields, ", ") }
+func unknown(fields []string) string {
+	list, separator := "unknown: ", ""
+	for _, f := range fields {
+		list += separator + f
+		separator = ", "
+	}
+	return list
+}
 
 // took is the plan's time for people.
 func (p ModePlan) took() string {
