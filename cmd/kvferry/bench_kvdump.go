@@ -194,6 +194,10 @@ func kvdumpFault(ctx context.Context, err error) error {
 	if errors.Is(err, fs.ErrExist) {
 		return &fault{Code: exitRefused, Reason: "EXISTS", Message: err.Error(), Fix: "name another file, or replace this one with --force"}
 	}
+	if f := faultOf(err); f.Code == exitUnreachable {
+		f.Fix = "check that kvferryd runs on this host and that --socket names its socket"
+		return f
+	}
 	return err
 }
 
