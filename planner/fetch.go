@@ -9,15 +9,18 @@ import (
 
 // Fetch prices moving every missing block over the link:
 //
-//	q_f + n_rtt·RTT + fixed + ramp + max(bytes·8/(ratio·rate), bytes·8/codec)
+//	q_f + n_rtt·RTT + fixed + ramp + bytes + codec
+//	bytes = bytes·8/(ratio·rate)
+//	codec = max(0, bytes·8/codec rate − bytes)
 //
 // rate is the goodput (measured, else the prior) held to what the connections' windows let through,
 // k·window·8/RTT. q_f is the source's egress backlog at that rate, plus the modelled wait of Link.Queue. ramp is what slow
 // start costs a cold link over a warm one: the windows of k connections start at k·initial window and double each round
 // trip until they fill rate·RTT or the bytes run out. fixed is Link.FixedSeconds. When nothing is missing only the round
 // trips and fixed are left and no goodput is needed. Header and acknowledgement overhead is within the goodput where that was measured; the window cap counts
-// whole packets and is up to 5 % generous. ratio and codec are Link.CodecRatio and Link.CodecRate: pages that are coded while
-// they move take as long as the slowest stage.
+// whole packets and is up to 5 % generous. ratio and codec rate are Link.CodecRatio and Link.CodecRate: pages that are coded
+// while they move take as long as the slowest stage, so the codec's term is what the link does not hide. A plan has none where
+// pages go raw.
 //
 // It does not return errors: a plan whose inputs are unknown or not valid is not priced and says so. Nil Terms then.
 func Fetch(r Request, m Model, l Link) ModePlan {
@@ -40,7 +43,7 @@ func priceFetch(r *Request, m *Model, l *Link) Price {
 	}
 	rtt := r.roundTrips() * l.RTT.Seconds()
 	if p.Bytes == 0 {
-		p.price(0, 0, rtt, l.FixedSeconds, 0, 0)
+		p.price(0, 0, rtt, l.FixedSeconds, 0, 0, 0)
 		p.spread(l.spread())
 		return p
 	}
@@ -51,7 +54,7 @@ func priceFetch(r *Request, m *Model, l *Link) Price {
 		return p
 	}
 	ramp, _ := l.ramp(rate, wire)
-	p.price(rate.seconds(float64(l.EgressBacklog)), wait, rtt, l.FixedSeconds, ramp, moved)
+	p.price(rate.seconds(float64(l.EgressBacklog)), wait, rtt, l.FixedSeconds, ramp, rate.seconds(float64(wire)), max(0, moved-rate.seconds(float64(wire))))
 	p.spread(l.spread())
 	return p
 }
@@ -71,7 +74,7 @@ func describeFetch(p *Price, r *Request, m *Model, l *Link) ModePlan {
 	rtt := fmt.Sprintf("%g x %v", r.roundTrips(), l.RTT)
 	if p.Bytes == 0 {
 		const none = "nothing to move"
-		return p.plan(none, none, rtt, fixedNote(l), none, none)
+		return p.plan(none, none, rtt, fixedNote(l), none, none, "")
 	}
 	rate, _ := l.rate()
 	egress := backlogNote(l.BacklogKnown, l.EgressBacklog > 0)
@@ -84,7 +87,7 @@ func describeFetch(p *Price, r *Request, m *Model, l *Link) ModePlan {
 		_, rounds := l.ramp(rate, wire)
 		ramp = fmt.Sprintf("cold: %d round trips of slow start", rounds)
 	}
-	return p.plan(egress, unseenNote(l.Queue)+l.Queue.note(), rtt, fixedNote(l), ramp, l.movingNote(p.Bytes))
+	return p.plan(egress, unseenNote(l.Queue)+l.Queue.note(), rtt, fixedNote(l), ramp, l.movingNote(p.Bytes), l.codecNote(p.Terms[atCodec]))
 }
 
 // missing names the inputs that fetch lacks.
@@ -116,7 +119,7 @@ func (l *Link) moving(bytes Bytes, rate Rate) (wire Bytes, seconds float64) {
 	return wire, seconds
 }
 
-// movingNote says how moving came about.
+// movingNote says what is moved at which rate.
 func (l *Link) movingNote(bytes Bytes) string {
 	rate, capped := l.rate()
 	note := fmt.Sprintf("%v at %v", bytes, rate)
@@ -126,10 +129,20 @@ func (l *Link) movingNote(bytes Bytes) string {
 	if capped {
 		note += fmt.Sprintf(", window cap of %d connection(s)", max(1, l.Stripes))
 	}
-	if wire, seconds := l.moving(bytes, rate); l.CodecRate > 0 && seconds > rate.seconds(float64(wire)) {
-		note += fmt.Sprintf(", held to %v by the codec", l.CodecRate)
-	}
 	return note
+}
+
+// codecNote says what a codec that takes so many seconds more than the link is; nothing where pages go raw.
+func (l *Link) codecNote(seconds float64) string {
+	switch {
+	case seconds > 0:
+		return fmt.Sprintf("held to %v by the codec", l.CodecRate)
+	case l.CodecRate > 0:
+		return fmt.Sprintf("the codec's %v is no less than the link's", l.CodecRate)
+	case l.CodecRatio > 0:
+		return "the codec's rate is unknown, not counted"
+	}
+	return ""
 }
 
 func fixedNote(l *Link) string {

@@ -154,13 +154,15 @@ func TestFetchCodec(t *testing.T) {
 		ratio float64
 		codec Rate
 		want  float64 // seconds of the bytes at 1 Gbps
-		note  string
+		extra float64 // of the codec
+		note  string  // of the bytes
+		codes string  // note of the codec, empty: there is no such term
 	}{
-		{0, 0, 8, "at 1 Gbps"},
-		{1.6, 0, 5, "coded 1.6:1"},
-		{1.6, 8e9, 5, "coded 1.6:1"},
-		{1.6, 1e9, 8, "held to 1 Gbps by the codec"},
-		{2, 1.25e9, 6.4, "held to 1.25 Gbps by the codec"},
+		{0, 0, 8, 0, "at 1 Gbps", ""},
+		{1.6, 0, 5, 0, "coded 1.6:1", "unknown, not counted"},
+		{1.6, 8e9, 5, 0, "coded 1.6:1", "8 Gbps is no less than the link's"},
+		{1.6, 1e9, 5, 3, "coded 1.6:1", "held to 1 Gbps by the codec"},
+		{2, 1.25e9, 4, 2.4, "coded 2:1", "held to 1.25 Gbps by the codec"},
 	} {
 		l := Link{RTT: 70 * ms, Goodput: 1e9, CodecRatio: tc.ratio, CodecRate: tc.codec}
 		p := Fetch(r, Model{}, l)
@@ -168,9 +170,18 @@ func TestFetchCodec(t *testing.T) {
 		if math.Abs(got-tc.want) > 1e-6 || p.Bytes != 1e9 {
 			t.Errorf("%+v: %v s for %v, want %v", tc, got, p.Bytes, tc.want)
 		}
+		extra, coded := p.Term(TermCodec)
+		if math.Abs(extra-tc.extra) > 1e-6 || coded != (tc.codes != "") {
+			t.Errorf("%+v: codec %v s, want %v", tc, extra, tc.extra)
+		}
+		if tc.codec > 0 {
+			if slowest := max(tc.want, 8e9/float64(tc.codec)); math.Abs(got+extra-slowest) > 1e-6 {
+				t.Errorf("%+v: %v s, the slowest stage takes %v", tc, got+extra, slowest)
+			}
+		}
 		for _, term := range p.Terms {
-			if term.Name == TermBytes && !strings.Contains(term.Note, tc.note) {
-				t.Errorf("note %q, want %q", term.Note, tc.note)
+			if term.Name == TermBytes && !strings.Contains(term.Note, tc.note) || term.Name == TermCodec && !strings.Contains(term.Note, tc.codes) {
+				t.Errorf("note of %s %q, want %q or %q", term.Name, term.Note, tc.note, tc.codes)
 			}
 		}
 	}

@@ -229,6 +229,9 @@ func describeHybrid(p *Price, s Split, r *Request, m *Model, c *Compute, l *Link
 	case s.FrontTokens == 0:
 		queue, fixed, linear, attention = "not waited for", "not waited for", "every block lands before prefill could start", "none"
 		wait = l.movingNote(p.Bytes)
+		if wire, moved := l.moving(p.Bytes, rate); moved > rate.seconds(float64(wire)) {
+			wait += ", " + l.codecNote(moved)
+		}
 	default:
 		wait = fmt.Sprintf("%v for the last %.0f tokens land by then", p.Bytes, s.TailTokens)
 	}

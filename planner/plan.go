@@ -74,7 +74,7 @@ func (r Refusal) String() string {
 }
 
 // Names of terms. Recompute has compute_queue, fixed, prefill_linear and prefill_attention; fetch has egress_queue,
-// fetch_queue, rtt, fixed, ramp and bytes; redirect has detour. Hybrid has those of recompute for its front, and tail_wait.
+// fetch_queue, rtt, fixed, ramp, bytes and, where pages are coded, codec; redirect has detour. Hybrid has those of recompute for its front, and tail_wait.
 const (
 	TermComputeQueue     = "compute_queue"
 	TermFixed            = "fixed"
@@ -85,6 +85,7 @@ const (
 	TermRTT              = "rtt"
 	TermRamp             = "ramp"
 	TermBytes            = "bytes"
+	TermCodec            = "codec"
 	TermDetour           = "detour"
 	TermTailWait         = "tail_wait"
 )

@@ -2,16 +2,16 @@ package planner
 
 // Places of the terms in Price.Terms.
 const (
-	maxTerms = 6
+	maxTerms = 7
 
 	atComputeQueue, atComputeFixed, atPrefillLinear, atPrefillAttention, atTailWait = 0, 1, 2, 3, 4 // recompute, hybrid
 
-	atEgressQueue, atFetchQueue, atRTT, atFetchFixed, atRamp, atBytes = 0, 1, 2, 3, 4, 5 // fetch
+	atEgressQueue, atFetchQueue, atRTT, atFetchFixed, atRamp, atBytes, atCodec = 0, 1, 2, 3, 4, 5, 6 // fetch
 )
 
 var (
 	redirectTerms  = []string{TermDetour}
-	fetchTerms     = []string{TermEgressQueue, TermFetchQueue, TermRTT, TermFixed, TermRamp, TermBytes}
+	fetchTerms     = []string{TermEgressQueue, TermFetchQueue, TermRTT, TermFixed, TermRamp, TermBytes, TermCodec}
 	recomputeTerms = []string{TermComputeQueue, TermFixed, TermPrefillLinear, TermPrefillAttention}
 	hybridTerms    = []string{TermComputeQueue, TermFixed, TermPrefillLinear, TermPrefillAttention, TermTailWait}
 )
@@ -86,7 +86,7 @@ func (p *Price) spreadKnown() bool {
 	return p.Mode == ModeRedirect || p.SigmaSeconds > 0 || p.Seconds == 0
 }
 
-// plan is p with a note for each of its terms.
+// plan is p with a note for each of its terms; one with none is left out.
 func (p *Price) plan(notes ...string) ModePlan {
 	out := ModePlan{
 		Mode: p.Mode, Priced: p.Priced, Eligible: p.Eligible, Refusal: p.Refusal, Bytes: p.Bytes, Tokens: p.Tokens,
@@ -96,9 +96,11 @@ func (p *Price) plan(notes ...string) ModePlan {
 		return out
 	}
 	names := termNames(p.Mode)
-	out.Terms = make([]Term, len(names))
+	out.Terms = make([]Term, 0, len(names))
 	for i, name := range names {
-		out.Terms[i] = Term{Name: name, Seconds: p.Terms[i], Note: notes[i]}
+		if notes[i] != "" {
+			out.Terms = append(out.Terms, Term{Name: name, Seconds: p.Terms[i], Note: notes[i]})
+		}
 	}
 	return out
 }

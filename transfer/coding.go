@@ -17,47 +17,6 @@ const (
 	CodecOff  = "off"
 )
 
-// Codecs codes and decodes pages: see codec.Encode and codec.Decode, whose contract it has. It is called concurrently, with
-// different scratches.
-type Codecs interface {
-	Encode(id codec.ID, dst, src []byte, s *codec.Scratch) ([]byte, error)
-	Decode(id codec.ID, dst, src []byte, s *codec.Scratch) error
-}
-
-// packageCodecs is package codec.
-type packageCodecs struct{}
-
-func (packageCodecs) Encode(id codec.ID, dst, src []byte, s *codec.Scratch) ([]byte, error) {
-	return codec.Encode(id, dst, src, s)
-}
-
-func (packageCodecs) Decode(id codec.ID, dst, src []byte, s *codec.Scratch) error {
-	return codec.Decode(id, dst, src, s)
-}
-
-// processors are what codes and decodes for an agent: as many pages or chunks at a time as there are processors, so that what one
-// takes is its cost and not that of those beside it.
-type processors struct {
-	codecs Codecs
-	turns  chan struct{} // capacity Config.Cores
-}
-
-func newProcessors(c Config) *processors {
-	return &processors{codecs: c.Codecs, turns: make(chan struct{}, c.Cores)}
-}
-
-// run does work when it is its turn, and returns what that took.
-func (p *processors) run(work func() error) (took time.Duration, err error) {
-	p.turns <- struct{}{}
-	defer func() { <-p.turns }()
-	start := time.Now()
-	err = work()
-	return time.Since(start), err
-}
-
-// maxCores bounds Config.Cores.
-const maxCores = 1<<16 - 1
-
 const (
 	// sendCost is the processor time that a byte costs at the side that sends it,
 	// sealing and system calls included, seconds: measured, bench/results/compare.md.
@@ -77,27 +36,35 @@ const (
 
 // priors are what codecs are taken for before they have coded anything.
 var priors = map[codec.ID]coded{
-	codec.Split4: {ratio: 1.33, cost: 0.9e-9},
-	codec.Huff:   {ratio: 1.45, cost: 1.2e-9},
-	codec.Huff16: {ratio: 1.17, cost: 1.2e-9},
-	codec.Huff8:  {ratio: 1.1, cost: 2e-9},
-	codec.Zstd:   {ratio: 1.3, cost: 4e-9},
+	codec.Split4: {ratio: 1.33, cost: 0.9e-9, decode: 0.4e-9},
+	codec.Huff:   {ratio: 1.45, cost: 1.2e-9, decode: 0.7e-9},
+	codec.Huff16: {ratio: 1.17, cost: 1.2e-9, decode: 0.7e-9},
+	codec.Huff8:  {ratio: 1.1, cost: 2e-9, decode: 1.2e-9},
+	codec.Zstd:   {ratio: 1.3, cost: 4e-9, decode: 1e-9},
 }
 
 // coded is what a codec does to pages of one kind.
 type coded struct {
-	ratio float64   // raw bytes over coded ones
-	cost  float64   // processor seconds a raw byte
-	at    time.Time // of the last chunk that it coded, or was to
-	trial bool      // what it costs is to be found out anew
+	ratio  float64   // raw bytes over coded ones
+	cost   float64   // processor seconds a raw byte
+	decode float64   // the same at the peer
+	at     time.Time // of the last chunk that it coded, or was to
+	trial  bool      // what it costs is to be found out anew
 }
 
-// time is what a raw byte takes at the source on a path of rate bytes a second: the
-// path, or the processors, which code it and send what is left of it.
-func (c coded) time(rate, cores float64) float64 {
-	t := (c.cost + sendCost/c.ratio) / cores
-	if rate > 0 {
-		t = max(t, 1/(c.ratio*rate))
+// ways is what pages go through: a path of rate bytes a second, 0: unknown, and the
+// processors of both ends; of the peer's 0: unknown.
+type ways struct{ rate, cores, peerCores float64 }
+
+// time is what a raw byte takes: of the path, or of the processors of either end,
+// which code or decode it and send or receive what is left of it.
+func (w ways) time(c coded) float64 {
+	t := (c.cost + sendCost/c.ratio) / w.cores
+	if w.peerCores > 0 {
+		t = max(t, (c.decode+sendCost/c.ratio)/w.peerCores)
+	}
+	if w.rate > 0 {
+		t = max(t, 1/(c.ratio*w.rate))
 	}
 	return t
 }
@@ -106,14 +73,15 @@ func (c coded) time(rate, cores float64) float64 {
 var raw = coded{ratio: 1}
 
 // coder chooses codecs for what leaves over one link: for each kind of page the one
-// with which a byte takes the least time, raw included, by what the path carries
-// and what each codec has done lately. Chunks that do not shrink have the next
+// with which a byte takes the least time, raw included, by what the path carries,
+// what each codec has done lately and what the peer says that decoding takes it. Chunks that do not shrink have the next
 // ones sent raw, twice as many each time. A codec that was too slow is tried again
 // in time: others may have had the processors.
 type coder struct {
 	mode  string
-	cores float64       // that coding and sending share here
-	mask  atomic.Uint64 // codecs that the peer decodes, by bit
+	cores float64                   // that coding and sending share here
+	mask  atomic.Uint64             // codecs that the peer decodes, by bit, and wire.TakesCosts
+	peer  atomic.Pointer[peerCosts] // nil: not known
 
 	mu    sync.Mutex
 	kinds map[codec.Element]*codedKind
@@ -137,18 +105,20 @@ func CheckCodec(mode string) error {
 	return nil
 }
 
-// codecMask is what this side decodes.
+// codecMask is what this side decodes, and that it takes costs.
 func codecMask() (mask uint64) {
 	for id := range codec.ID(64) {
 		if id.Valid() {
 			mask |= 1 << id
 		}
 	}
-	return mask
+	return mask | wire.TakesCosts
 }
 
 // meet takes in what the peer decodes.
 func (k *coder) meet(mask uint64) { k.mask.Store(mask) }
+
+func (k *coder) takesCosts() bool { return k.mask.Load()&wire.TakesCosts != 0 }
 
 func (k *coder) allowed(id codec.ID) bool { return k.mask.Load()>>id&1 == 1 }
 
@@ -183,7 +153,11 @@ func (k *coder) choose(e codec.Element, rate float64, now time.Time) codec.ID {
 		}
 		return id
 	}
-	pick, least := codec.Raw, raw.time(rate, k.cores)
+	w, peer := ways{rate: rate, cores: k.cores}, k.peer.Load()
+	if peer != nil {
+		w.peerCores = peer.cores
+	}
+	pick, least := codec.Raw, w.time(raw)
 	if n.last != codec.Raw { // what is in use has the margin
 		least *= codedMargin
 	}
@@ -191,7 +165,7 @@ func (k *coder) choose(e codec.Element, rate float64, now time.Time) codec.ID {
 		if !k.allowed(id) {
 			continue
 		}
-		t := n.what(id).time(rate, k.cores)
+		t := w.time(n.what(id, peer))
 		if id != n.last {
 			t *= codedMargin
 		}
@@ -200,7 +174,7 @@ func (k *coder) choose(e codec.Element, rate float64, now time.Time) codec.ID {
 		}
 	}
 	n.last = pick
-	if id := n.due(e, rate, k, now); pick == codec.Raw && id != codec.Raw {
+	if id := k.due(e, n, w, now); pick == codec.Raw && id != codec.Raw {
 		return id
 	}
 	return pick
@@ -208,13 +182,15 @@ func (k *coder) choose(e codec.Element, rate float64, now time.Time) codec.ID {
 
 // due returns a codec that would be chosen if it were what it was taken for at
 // first, and has not been tried for a while. It is for one chunk.
-func (n *codedKind) due(e codec.Element, rate float64, k *coder, now time.Time) codec.ID {
+func (k *coder) due(e codec.Element, n *codedKind, w ways, now time.Time) codec.ID {
 	for _, id := range codec.For(e) {
 		c, ok := n.known[id]
 		if !ok || !k.allowed(id) || now.Sub(c.at) < retryAfter {
 			continue
 		}
-		if first := (coded{ratio: c.ratio, cost: priors[id].cost}); first.time(rate, k.cores)*codedMargin >= raw.time(rate, k.cores) {
+		first := priors[id]
+		first.ratio = c.ratio
+		if w.time(first)*codedMargin >= w.time(raw) {
 			continue
 		}
 		c.at, c.trial = now, true
@@ -224,12 +200,16 @@ func (n *codedKind) due(e codec.Element, rate float64, k *coder, now time.Time) 
 	return codec.Raw
 }
 
-// what is known of a codec.
-func (n *codedKind) what(id codec.ID) coded {
-	if c, ok := n.known[id]; ok {
-		return c
+// what is known of a codec, here and at the peer.
+func (n *codedKind) what(id codec.ID, peer *peerCosts) coded {
+	c, ok := n.known[id]
+	if !ok {
+		c = priors[id]
 	}
-	return priors[id]
+	if peer != nil && peer.decode[id] > 0 {
+		c.decode = peer.decode[id]
+	}
+	return c
 }
 
 // coded takes in what a codec made of a chunk in took. It reports whether the chunk
@@ -244,7 +224,7 @@ func (k *coder) coded(e codec.Element, id codec.ID, rawBytes, bytes int, took ti
 		return false
 	}
 	n.misses = 0
-	c := n.what(id)
+	c := n.what(id, nil)
 	c.ratio += codedWeight * (float64(rawBytes)/float64(bytes) - c.ratio)
 	if took > 0 { // a clock that stands, in tests, tells nothing
 		weight := codedWeight
@@ -317,8 +297,7 @@ func (l *Link) code(c chunk, pages []byte) (codec.ID, int, error) {
 	}
 	out := l.agent.outCodes.Get().(*codedChunk)
 	defer l.agent.outCodes.Put(out)
-	p := l.agent.processors
-	took, err := p.run(func() error { return out.encode(p.codecs, id, pages, mem.PageBytes) })
+	took, err := l.agent.processors.encode(out, id, pages, mem.PageBytes)
 	if err != nil {
 		return codec.Raw, 0, err
 	}

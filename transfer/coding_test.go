@@ -50,9 +50,10 @@ func TestChooseCodec(t *testing.T) {
 	for rate := 1e6; rate < 1e12; rate *= 1.3 {
 		k := coder{mode: CodecAuto, cores: cores}
 		k.meet(codecMask())
-		best, least := codec.Raw, raw.time(rate, cores)
+		w := ways{rate: rate, cores: cores}
+		best, least := codec.Raw, w.time(raw)
 		for _, id := range []codec.ID{codec.Huff, codec.Split4} {
-			if d := priors[id].time(rate, cores); d*codedMargin < least {
+			if d := w.time(priors[id]); d*codedMargin < least {
 				best, least = id, d*codedMargin
 			}
 		}

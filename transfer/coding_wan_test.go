@@ -121,3 +121,72 @@ func TestCodecName(t *testing.T) {
 		}
 	}
 }
+
+// timedCodecs take their time a page.
+type timedCodecs struct{ encode, decode time.Duration }
+
+func (c timedCodecs) Encode(id codec.ID, dst, src []byte, s *codec.Scratch) ([]byte, error) {
+	time.Sleep(c.encode)
+	return codec.Encode(id, dst, src, s)
+}
+
+func (c timedCodecs) Decode(id codec.ID, dst, src []byte, s *codec.Scratch) error {
+	time.Sleep(c.decode)
+	return codec.Decode(id, dst, src, s)
+}
+
+// TestCodecRate: the receiving side knows what the slower end of the two codes or decodes, from what it measures and what it is told,
+// and both count the same pages.
+func TestCodecRate(t *testing.T) {
+	const pages = 64
+	for name, tc := range map[string]struct {
+		src, dst timedCodecs
+		slower   func(ratio float64) float64 // raw bytes a second
+	}{
+		// 3 processors code, 2 decode; a byte costs 2 ns to send or receive.
+		"source":      {timedCodecs{3 * time.Millisecond, 0}, timedCodecs{0, time.Millisecond}, func(r float64) float64 { return 3 / (3e-3/pageBytes + 2e-9/r) }},
+		"destination": {timedCodecs{time.Millisecond, 0}, timedCodecs{0, 2 * time.Millisecond}, func(r float64) float64 { return 2 / (2e-3/pageBytes + 2e-9/r) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := overWAN(t, "rtt=20ms,rate=20Mbps,loss=0")
+				p := &pull{
+					src:  f.open(1, func(c *transfer.Config) { c.Codecs, c.Cores = tc.src, 3 }),
+					dst:  f.open(2, func(c *transfer.Config) { c.Codecs, c.Cores = tc.dst, 2 }),
+					from: newProbe(bf16(5, pages*pageBytes)), to: newProbe(make([]byte, pages*pageBytes)),
+				}
+				from, to := p.from.memory(), p.to.memory()
+				from.Element = codec.BF16
+				theirs, mine := register(t, p.src, from), register(t, p.dst, to)
+				link := connect(t, p.dst, p.src)
+				if got := link.Stats().Estimates.CodecRate; got.Known() {
+					t.Errorf("before anything was coded: %+v", got)
+				}
+				for range 2 {
+					clear(p.to.b)
+					if _, err := readAll(t, link, mine, theirs, pages, transfer.TransferOptions{}); err != nil {
+						t.Fatal(err)
+					}
+					p.equal(t)
+				}
+				st := link.Stats()
+				got, want := st.Estimates.CodecRate, tc.slower(st.Estimates.Ratio.Value)
+				if math.Abs(got.Value-want) > 0.01*want || got.Basis != transfer.Measured {
+					t.Errorf("%+v, want %.0f", got, want)
+				}
+				theirLink := p.src.Links()[0].Stats()
+				in, out := st.Received, theirLink.Sent
+				if in.PageBytes != 2*pages*pageBytes || in.CodedBytes != in.PageBytes || in.Codec != codec.Huff || in.Busy < 2*pages*tc.dst.decode {
+					t.Errorf("received %+v", in)
+				}
+				in.Busy, out.Busy = 0, 0
+				if in != out {
+					t.Errorf("sent %+v, received %+v", out, in)
+				}
+				if r := float64(in.PageBytes) / float64(in.WireBytes); math.Abs(r-st.Estimates.Ratio.Value) > 0.01 {
+					t.Errorf("%.3f by the counts, %.3f by the estimate", r, st.Estimates.Ratio.Value)
+				}
+			})
+		})
+	}
+}

@@ -150,6 +150,12 @@ func (l *Link) dispatch(h wire.FrameHeader, payload []byte) error {
 			return err
 		}
 		l.look(p, false)
+	case wire.TypeCosts:
+		m, err := wire.DecodeCosts(payload)
+		if err != nil {
+			return err
+		}
+		l.coder.heed(m)
 	case wire.TypeRetire:
 		l.handleRetire(h.ID)
 	default:
@@ -277,6 +283,7 @@ func (l *Link) resync() {
 		c <- answer{err: lost}
 	}
 	l.pushMetadata()
+	l.tellCosts(true)
 	for _, in := range intakes {
 		if in.key.own {
 			l.pushBegin(wire.OpRead, in.key.id, in.remote)

@@ -59,6 +59,9 @@ type Estimates struct {
 	// average over past reads that weighs the last one 0.3. Goodput counts pages as
 	// they came, so page bytes land at Goodput times Ratio.
 	Ratio Estimate
+	// CodecRate is page bytes a second that the slower end codes or decodes, on all of its processors, while it sends or receives what
+	// is left of them, as both say; Unknown where none were coded. A moving average like that of Ratio.
+	CodecRate Estimate
 	// Capacity is the most that the path delivered over a window of 50 ms or a
 	// round trip, whichever is longer, among those of the last ten minutes, or the
 	// last 128, in which the sender never lacked chunks: QUIC bytes a second,
@@ -151,6 +154,7 @@ type estimator struct {
 	old     struct{ capacity, rttMin, rtt, loss average } // remembered
 	ramp    average
 	ratio   average
+	codec   average
 	stripes int
 
 	windows []window // a ring, the next one to be overwritten at next
@@ -166,7 +170,7 @@ type estimator struct {
 
 // newEstimator begins with what was remembered.
 func newEstimator(e Estimates, now time.Time) *estimator {
-	m := &estimator{goodput: recall(e.Goodput, now), ramp: recall(e.Ramp, now), ratio: recall(e.Ratio, now), stripes: e.Stripes}
+	m := &estimator{goodput: recall(e.Goodput, now), ramp: recall(e.Ramp, now), ratio: recall(e.Ratio, now), codec: recall(e.CodecRate, now), stripes: e.Stripes}
 	m.old.capacity, m.old.loss = recall(e.Capacity, now), recall(e.Loss, now)
 	m.old.rttMin, m.old.rtt = recall(e.RTTMin, now), recall(e.RTTSmoothed, now)
 	return m
@@ -306,7 +310,7 @@ func (m *estimator) estimates(now time.Time, rttMin, rtt time.Duration) Estimate
 		return Estimate{Value: d.Seconds(), Spread: max(rtt-rttMin, 0).Seconds(), Samples: 1, Basis: Measured}
 	}
 	return Estimates{
-		Goodput: m.goodput.estimate(now), Ratio: m.ratio.estimate(now), Capacity: m.capacity(now), Loss: m.loss(now), Ramp: m.ramp.estimate(now), Stripes: m.stripes,
+		Goodput: m.goodput.estimate(now), Ratio: m.ratio.estimate(now), CodecRate: m.codec.estimate(now), Capacity: m.capacity(now), Loss: m.loss(now), Ramp: m.ramp.estimate(now), Stripes: m.stripes,
 		RTTMin: live(rttMin, &m.old.rttMin), RTTSmoothed: live(rtt, &m.old.rtt),
 	}
 }

@@ -39,7 +39,8 @@ type intake struct {
 	state      []uint8
 	done       int
 	bytesDone  int64
-	wireDone   int64 // what those took on their way, headers not counted
+	wireDone   int64    // what those took on their way, headers not counted
+	codec      codec.ID // of the last page that was coded
 	again      map[int]*asked
 	lost       []uint32 // stripes that were lost on the way
 	retried    int
@@ -134,6 +135,9 @@ func (in *intake) land(pair, page int, p arrived) (bad, over bool) {
 	in.done++
 	in.bytesDone += int64(len(p.b))
 	in.wireDone += int64(p.wire)
+	if p.codec != codec.Raw {
+		in.codec = p.codec
+	}
 	in.lastAt, in.queue = time.Now(), Queue{}
 	landed := in.link.landed.Add(int64(p.wire))
 	if in.done == 1 {

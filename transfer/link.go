@@ -76,6 +76,7 @@ type Link struct {
 		aliveSince time.Time // when that was the case again after an outage
 		err        error
 		path       path
+		told       wire.Costs // to the peer, of what coding takes here
 		past       pastStripes
 		pastRepair repair.Stats // of stripes that are gone
 	}
@@ -237,6 +238,7 @@ func (l *Link) join(s *stripe, peer Peer) error {
 	l.wg.Go(func() { l.runStripe(s) })
 	l.mu.Unlock()
 	l.agent.metrics.stripes.Inc()
+	l.tellCosts(false)
 	return nil
 }
 

@@ -72,7 +72,7 @@ func (r *pageReader) next(stream io.Reader, page []byte) (arrived, error) {
 		return arrived{}, err
 	}
 	a := arrived{b: page, wire: n, codec: id}
-	if a.took, err = r.by.run(func() error { return r.by.codecs.Decode(id, page, c.b, &c.scratch) }); err != nil {
+	if a.took, err = r.by.decode(id, page, c); err != nil {
 		a.err = fmt.Errorf("decode %v: %w: %w", id, err, ErrChecksumMismatch)
 	}
 	return a, nil

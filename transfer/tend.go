@@ -102,6 +102,9 @@ func (l *Link) tend() {
 		if sends || sent {
 			l.report(c, live)
 		}
+		if busy || sent {
+			l.tellCosts(false)
+		}
 		sent = sends
 		if !busy {
 			l.rest(c)

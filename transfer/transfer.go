@@ -298,12 +298,13 @@ func (t *Transfer) ended(err error, byPeer bool) {
 // counted.
 func (l *Link) sampleGoodput(in *intake) {
 	in.Lock()
-	own, wireDone, first, half, last, held := in.bytesDone, in.wireDone, in.first, in.half, in.lastAt, in.held
+	own, wireDone, first, half, last, held, id := in.bytesDone, in.wireDone, in.first, in.half, in.lastAt, in.held, in.codec
 	in.Unlock()
 	if held { // it says how long others took, not what the link can do
 		return
 	}
-	landed := l.landed.Load()
+	landed, ratio := l.landed.Load(), float64(own)/float64(max(wireDone, 1))
+	codecRate := l.codecRate(id, ratio)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m := &l.mu.path
@@ -316,7 +317,10 @@ func (l *Link) sampleGoodput(in *intake) {
 		starved = float64(m.hungry-in.hungry) / float64(watched)
 	}
 	if own > minGoodputBytes {
-		m.est.ratio.add(float64(own)/float64(wireDone), time.Now(), false)
+		m.est.ratio.add(ratio, time.Now(), false)
+		if codecRate > 0 {
+			m.est.codec.add(codecRate, time.Now(), false)
+		}
 		m.est.transferEnded(landed-from.landed, last.Sub(from.at), starved, time.Now())
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvferry/kvferry/bench/results"
 	"github.com/kvferry/kvferry/transfer/codec"
@@ -24,18 +25,20 @@ type codecRow struct {
 
 func codecRows(t *testing.T) []*codecRow {
 	var rs []*codecRow
-	add := func(name, link string, cores int) {
-		c := Cell{WAN: model(t, link+",seed=1"), Cores: cores, PacketCost: packetCost, Costs: codecCosts}
+	add := func(name, link string, cores int, costs map[codec.ID]Cost) {
+		c := Cell{WAN: model(t, link+",seed=1"), Cores: cores, PacketCost: packetCost, Costs: costs}
+		c.Warm, c.Measure = max(20*c.WAN.RTT, 2*time.Second), max(15*c.WAN.RTT, time.Second)
 		rs = append(rs, &codecRow{Name: fmt.Sprintf("%s/%d", name, cores), WAN: c.WAN.String(), Cores: cores, cell: c})
 	}
 	for _, rtt := range []int{20, 70, 150, 300} {
 		for _, loss := range []string{"0", "1e-4", "1e-3", "1e-2"} {
-			add(fmt.Sprintf("1Gbps/%dms/%s", rtt, loss), fmt.Sprintf("rate=1Gbps,rtt=%dms,loss=%s", rtt, loss), 2)
+			add(fmt.Sprintf("1Gbps/%dms/%s", rtt, loss), fmt.Sprintf("rate=1Gbps,rtt=%dms,loss=%s", rtt, loss), 2, codecCosts)
 		}
 	}
 	for _, cores := range []int{2, 4, 8} {
-		add("10Gbps/70ms/0", "rate=10Gbps,rtt=70ms,loss=0", cores)
+		add("10Gbps/70ms/0", "rate=10Gbps,rtt=70ms,loss=0", cores, codecCosts)
 	}
+	add("10Gbps/70ms/0/slow-decode", "rate=10Gbps,rtt=70ms,loss=0", 4, times(codecCosts, 1, 6))
 	return rs
 }
 
@@ -79,7 +82,7 @@ func TestCodecTable(t *testing.T) {
 			{Name: "k auto"},
 		},
 		Notes: []string{
-			"Cell: rate, round trip, loss, processors of each end; travels: bytes of pages as they came; k: stripes at the end",
+			"Cell: rate, round trip, loss, processors of each end; slow-decode: six times what decoding takes; travels: bytes of pages as they came; k: stripes at the end",
 			fmt.Sprintf("Charged to the processors of an end, in order of arrival: %v a full packet; a byte of a page by huff %.2f ns to code and %.2f to decode, by split4 %.2f and %.2f", packetCost,
 				1e9*codecCosts[codec.Huff].Encode, 1e9*codecCosts[codec.Huff].Decode, 1e9*codecCosts[codec.Split4].Encode, 1e9*codecCosts[codec.Split4].Decode),
 		},

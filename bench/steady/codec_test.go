@@ -74,6 +74,7 @@ func TestCodecNeverSlower(t *testing.T) {
 		{"fast link, where raw is best", "rtt=5ms,rate=10Gbps,loss=0", 2, codecCosts, 0.9, false},
 		{"slow processor, where raw is best", "rtt=5ms,rate=1Gbps,loss=0,queue=unlimited", 1, times(codecCosts, 12, 1), 0.9, false},
 		{"slow processor, about as fast as the link", "rtt=5ms,rate=1Gbps,loss=0,queue=unlimited", 1, times(codecCosts, 4, 1), 0.85, false},
+		{"slow decoder, where raw is best", "rtt=5ms,rate=2Gbps,loss=0,queue=unlimited", 1, times(codecCosts, 1, 10), 0.9, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if testing.Short() && !tc.short {

@@ -20,7 +20,7 @@ import (
 
 const (
 	// pathsVersion is the format of the file of paths.
-	pathsVersion = 2
+	pathsVersion = 3
 	// maxPathsBytes and maxPaths bound what is read of it.
 	maxPathsBytes = 4 << 20
 	maxPaths      = 4096
@@ -122,8 +122,8 @@ func (p *paths) learn(id transfer.PeerID, now transfer.Estimates) {
 }
 
 // fields are the estimates of e in the order of the file.
-func fields(e *transfer.Estimates) [7]*transfer.Estimate {
-	return [...]*transfer.Estimate{&e.Goodput, &e.Capacity, &e.RTTMin, &e.RTTSmoothed, &e.Loss, &e.Ramp, &e.Ratio}
+func fields(e *transfer.Estimates) [8]*transfer.Estimate {
+	return [...]*transfer.Estimate{&e.Goodput, &e.Capacity, &e.RTTMin, &e.RTTSmoothed, &e.Loss, &e.Ramp, &e.Ratio, &e.CodecRate}
 }
 
 // flush writes what changed, not more often than every pathsEvery unless now.
@@ -174,7 +174,7 @@ type pathEntry struct {
 	Peer    string       `json:"peer"`
 	Unix    int64        `json:"unix_seconds"`
 	Stripes int          `json:"stripes"`
-	Numbers []pathNumber `json:"numbers"` // goodput, capacity, least and smoothed round trip, loss, ramp, ratio
+	Numbers []pathNumber `json:"numbers"` // goodput, capacity, least and smoothed round trip, loss, ramp, ratio, codec rate
 }
 
 type pathNumber struct {
@@ -241,7 +241,7 @@ const maxPathAge = 100 * 365 * 86400
 
 // pathBounds are the least and the most of each number: what no path has would make the planner refuse all of the peer's plans, and
 // then nothing would be measured that could replace it. Rates are in bytes a second, times in seconds.
-var pathBounds = [7][2]float64{{1, 1e13}, {1, 1e13}, {0, 60}, {0, 60}, {0, 1}, {0, 3600}, {1, 1e6}}
+var pathBounds = [8][2]float64{{1, 1e13}, {1, 1e13}, {0, 60}, {0, 60}, {0, 1}, {0, 3600}, {1, 1e6}, {1, 1e13}}
 
 func (n pathNumber) within(bounds [2]float64) bool {
 	return n.Samples >= 1 && n.Value >= bounds[0] && n.Value <= bounds[1] && n.Spread >= 0 && n.Spread <= bounds[1] && n.Age >= 0 && n.Age <= maxPathAge

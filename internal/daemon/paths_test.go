@@ -43,6 +43,7 @@ func TestPathsFile(t *testing.T) {
 	}
 	est := transfer.Estimates{
 		Goodput: measured(1e8, time.Hour), Capacity: measured(1.1e8, time.Minute), RTTMin: measured(0.07, 0), Loss: measured(1e-3, time.Second), Stripes: 9,
+		Ratio: measured(1.47, time.Minute), CodecRate: measured(8e8, time.Minute),
 	}
 	p.learn("a", est)
 	p.learn("b", transfer.Estimates{RTTMin: measured(0.01, 0)}) // no news
@@ -64,7 +65,7 @@ func TestPathsFile(t *testing.T) {
 		t.Error("a round trip alone was remembered")
 	}
 	got := again.recall("a")
-	if g := got.Goodput; g.Basis != transfer.Persisted || g.Value != 1e8 || g.Samples != 7 || g.Age < time.Hour || g.Age > time.Hour+time.Minute || got.Stripes != 9 || got.Ramp.Known() {
+	if g := got.Goodput; g.Basis != transfer.Persisted || g.Value != 1e8 || g.Samples != 7 || g.Age < time.Hour || g.Age > time.Hour+time.Minute || got.Stripes != 9 || got.Ramp.Known() || got.Ratio.Value != 1.47 || got.CodecRate.Value != 8e8 {
 		t.Errorf("recalled %+v", got)
 	}
 	// One number that is measured anew leaves the others as old as they are.
@@ -75,14 +76,14 @@ func TestPathsFile(t *testing.T) {
 
 	// What is not ours is dropped, and replaced.
 	for name, content := range map[string]string{
-		"empty": "", "not JSON": "x", "another version": `{"version":9,"paths":[]}`, "something follows": `{"version":2,"paths":[]} {}`, "unknown key": `{"version":2,"paths":[],"z":1}`,
-		"no peer":          `{"version":2,"paths":[{"peer":"","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{},{},{}]}]}`,
-		"five numbers":     `{"version":2,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{}]}]}`,
-		"too many stripes": `{"version":2,"paths":[{"peer":"a","unix_seconds":1,"stripes":65,"numbers":[{},{},{},{},{},{},{}]}]}`,
-		"negative":         `{"version":2,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":-1,"samples":1},{},{},{},{},{},{}]}]}`,
-		"no samples":       `{"version":2,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":1},{},{},{},{},{},{}]}]}`,
-		"loss above one":   `{"version":2,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{"value":2,"samples":1},{},{}]}]}`,
-		"ancient":          `{"version":2,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":2,"samples":1,"age_seconds":1e18},{},{},{},{},{},{}]}]}`,
+		"empty": "", "not JSON": "x", "another version": `{"version":9,"paths":[]}`, "the one before": `{"version":2,"paths":[]}`, "something follows": `{"version":3,"paths":[]} {}`, "unknown key": `{"version":3,"paths":[],"z":1}`,
+		"no peer":          `{"version":3,"paths":[{"peer":"","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{},{},{},{}]}]}`,
+		"five numbers":     `{"version":3,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{}]}]}`,
+		"too many stripes": `{"version":3,"paths":[{"peer":"a","unix_seconds":1,"stripes":65,"numbers":[{},{},{},{},{},{},{},{}]}]}`,
+		"negative":         `{"version":3,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":-1,"samples":1},{},{},{},{},{},{},{}]}]}`,
+		"no samples":       `{"version":3,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":1},{},{},{},{},{},{},{}]}]}`,
+		"loss above one":   `{"version":3,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{"value":2,"samples":1},{},{},{}]}]}`,
+		"ancient":          `{"version":3,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":2,"samples":1,"age_seconds":1e18},{},{},{},{},{},{},{}]}]}`,
 		"too long":         strings.Repeat(" ", maxPathsBytes+1),
 	} {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
@@ -104,8 +105,8 @@ func TestPathsFile(t *testing.T) {
 
 // FuzzPaths: the decoder never panics, and what it accepts comes back from what is written of it.
 func FuzzPaths(f *testing.F) {
-	f.Add([]byte(`{"version":2,"paths":[]}`))
-	f.Add([]byte(`{"version":2,"paths":[{"peer":"a","unix_seconds":1733000000,"stripes":3,"numbers":[{"value":1e8,"spread":5,"samples":3,"age_seconds":1.5},{},{},{},{"value":1e-3,"samples":1},{},{}]}]}`))
+	f.Add([]byte(`{"version":3,"paths":[]}`))
+	f.Add([]byte(`{"version":3,"paths":[{"peer":"a","unix_seconds":1733000000,"stripes":3,"numbers":[{"value":1e8,"spread":5,"samples":3,"age_seconds":1.5},{},{},{},{"value":1e-3,"samples":1},{},{},{"value":3e9,"samples":2}]}]}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		known, err := decodePaths(b)
 		if err != nil {
@@ -214,13 +215,15 @@ func TestPathsBounds(t *testing.T) {
 		"ramp of a day":         {5, number("86400", "0"), false},
 		"ratio":                 {6, number("1.45", "0.1"), true},
 		"coded to more":         {6, number("0.9", "0"), false},
+		"codec rate":            {7, number("8e8", "0"), true},
+		"codec without bound":   {7, number("1e14", "0"), false},
 	} {
-		numbers := make([]string, 7)
+		numbers := make([]string, 8)
 		for i := range numbers {
 			numbers[i] = unknown
 		}
 		numbers[c.at] = c.number
-		text := `{"version":2,"paths":[{"peer":"a","unix_seconds":1790000000,"stripes":4,"numbers":[` + strings.Join(numbers, ",") + `]}]}`
+		text := `{"version":3,"paths":[{"peer":"a","unix_seconds":1790000000,"stripes":4,"numbers":[` + strings.Join(numbers, ",") + `]}]}`
 		if _, err := decodePaths([]byte(text)); (err == nil) != c.good {
 			t.Errorf("%s: %v", name, err)
 		}

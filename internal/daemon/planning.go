@@ -64,7 +64,7 @@ func (d *Daemon) linkInputs(link *transfer.Link, backlog int64) planner.Link {
 	}
 	if st.GoodputKnown && st.GoodputAge <= goodputMaxAge {
 		out.Goodput, out.Age, out.Source = planner.Rate(8*st.Goodput), st.GoodputAge, "past transfers on this link"
-		out.CodecRatio = codecRatio(st.Estimates.Ratio)
+		out.CodecRatio, out.CodecRate = codecInputs(st.Estimates)
 		past := d.links.past(link.Peer().ID, out)
 		out.FixedSeconds, out.FixedSource, out.Spread = past.fixed, past.source, past.spread
 		if past.rate > 0 {
@@ -75,7 +75,7 @@ func (d *Daemon) linkInputs(link *transfer.Link, backlog int64) planner.Link {
 	out.Cold = true
 	if g := st.Estimates.Goodput; g.Basis == transfer.Persisted && g.Age <= goodputMaxAge {
 		out.Goodput, out.Age, out.Source = planner.Rate(8*g.Value), g.Age, "past transfers on an earlier link"
-		out.CodecRatio = codecRatio(st.Estimates.Ratio)
+		out.CodecRatio, out.CodecRate = codecInputs(st.Estimates)
 		return out
 	}
 	if p := d.links.peers[link.Peer().ID]; p.PriorBps > 0 {
@@ -96,12 +96,16 @@ func capped(l planner.Link, bytesPerSec int64) planner.Link {
 	return l
 }
 
-// codecRatio is what pages lose on the link by coding; 0: nothing is known, or they lose next to nothing.
-func codecRatio(e transfer.Estimate) float64 {
-	if !e.Known() || e.Value < leastCodecRatio {
-		return 0
+// codecInputs is what pages lose on the link by coding, and how fast the slower end codes or decodes them; 0: nothing is known, or they
+// lose next to nothing.
+func codecInputs(e transfer.Estimates) (ratio float64, rate planner.Rate) {
+	if !e.Ratio.Known() || e.Ratio.Value < leastCodecRatio {
+		return 0, 0
 	}
-	return e.Value
+	if e.CodecRate.Known() {
+		rate = planner.Rate(8 * e.CodecRate.Value)
+	}
+	return e.Ratio.Value, rate
 }
 
 // leastCodecRatio is the least that pages coded at all lose.

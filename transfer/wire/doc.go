@@ -32,7 +32,7 @@
 //	..     1+n  incarnation: length, UTF-8 bytes
 //	..     1    repair: highest version, 0 none
 //	..     2    repair: packets remembered, 128 to 4096; 0 with version 0
-//	..     8    codecs that it decodes: bit n for codec n of package codec
+//	..     8    codecs that it decodes: bit n for codec n of package codec, n at most 62; bit 63 that it takes costs
 //
 // # Hello answer, follows the preamble from the listener
 //
@@ -47,7 +47,7 @@
 //
 //	0      1    type (Type): 1 metadata, 2 call, 3 result, 4 call error, 5 call cancel, 6 begin,
 //	            7 ready, 8 again, 9 failed, 10 cancel, 11 done, 12 ack, 13 progress, 14 ping,
-//	            15 path, 16 retire, 17 queued
+//	            15 path, 16 retire, 17 queued, 18 costs
 //	1      1    flags: bit 0 FlagOwn, the id was issued by the frame's sender
 //	2      2    reserved, 0
 //	4      4    payload bytes, at most MaxPayload
@@ -106,6 +106,14 @@
 //	0      4    transfers that go before this one
 //	4      4    reserved, 0
 //	8      8    bytes of pages that go before it, at most 2^62
+//
+// # Costs payload: what coding takes the sender of it, to a side that takes costs
+//
+//	0      2    processors that coding, sending and receiving share, 1 or more
+//	2      1    number of codecs, at most 63
+//	3      1    reserved, 0
+//	4      12n  codecs, ascending: codec 1, reserved 3, then picoseconds of a processor a byte of pages before coding: to
+//	            encode 4, to decode 4; 0 not known
 //
 // # Metadata payload
 //

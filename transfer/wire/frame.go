@@ -34,7 +34,8 @@ const (
 	TypePath       Type = 15 // payload Path; id 0; from an accepting side that sends pages
 	TypeRetire     Type = 16 // id is the number of a stripe that takes no more chunks; from the dialler
 	TypeQueued     Type = 17 // payload Queued; from the side that sends pages: others go first
-	typeEnd        Type = 18
+	TypeCosts      Type = 18 // payload Costs; id 0; to a side that takes them
+	typeEnd        Type = 19
 )
 
 // FlagOwn is set when the frame's id was issued by the frame's sender.

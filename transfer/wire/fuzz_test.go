@@ -60,6 +60,7 @@ func FuzzHelloAnswer(f *testing.F) { fuzz(f, "hello answer") }
 func FuzzFrameHeader(f *testing.F) { fuzz(f, "frame header") }
 func FuzzBegin(f *testing.F)       { fuzz(f, "begin") }
 func FuzzAgain(f *testing.F)       { fuzz(f, "again") }
+func FuzzCosts(f *testing.F)       { fuzz(f, "costs") }
 func FuzzQueued(f *testing.F)      { fuzz(f, "queued") }
 func FuzzFailure(f *testing.F)     { fuzz(f, "failure") }
 func FuzzPath(f *testing.F)        { fuzz(f, "path") }

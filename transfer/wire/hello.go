@@ -15,7 +15,7 @@ type Hello struct {
 	Name        string // 1 to MaxName bytes of UTF-8
 	Incarnation string // 1 to MaxName bytes of UTF-8
 	Repair      Repair
-	Codecs      uint64 // pages that it can decode: bit n for codec n of package codec
+	Codecs      uint64 // pages that it can decode: bit n for codec n of package codec; and TakesCosts
 }
 
 // Repair is what one side offers for repair of lost packets below QUIC; both must
