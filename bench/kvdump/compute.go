@@ -27,6 +27,9 @@ func Compute(ctx context.Context, c Config, e Engine) (*Summary, error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
+	if c.MaxBytes > MaxComputeBytes {
+		return nil, &InputError{"max bytes", fmt.Sprint(c.MaxBytes), fmt.Sprintf("at most %d for what is computed here, in twice as much memory", int64(MaxComputeBytes))}
+	}
 	if (e.Model == refengine.ModelConfig{}) {
 		e.Model = refengine.DemoModel()
 	}

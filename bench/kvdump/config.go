@@ -8,8 +8,12 @@ import (
 	"github.com/kvferry/kvferry/bench/results"
 )
 
-// DefaultMaxBytes is what a Config's zero MaxBytes means.
-const DefaultMaxBytes = 64 << 20
+const (
+	// DefaultMaxBytes is what a Config's zero MaxBytes means.
+	DefaultMaxBytes = 64 << 20
+	// MaxComputeBytes is the most that Compute takes as MaxBytes: the engine holds the whole sequence, as float32.
+	MaxComputeBytes = 4 << 30
+)
 
 // Config says what file is made. Zero means the documented default.
 type Config struct {

@@ -18,5 +18,6 @@
 //
 // Whole blocks are recorded. The API tells nobody the keys of a session's blocks: who wants them of a daemon has to know them, as
 // the engine that named them does. The reference engine has random weights: its caches are real as results of a transformer's
-// arithmetic, not as those of a trained model.
+// arithmetic, not as those of a trained model. Read is one more process of the engine while its own lives: should the engine's rank 0 die
+// meanwhile, its reservations are aborted when that ends.
 package kvdump

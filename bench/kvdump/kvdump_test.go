@@ -107,6 +107,7 @@ func TestComputeRefuses(t *testing.T) {
 	}{
 		"no file":         {Config{}, Engine{}, "file"},
 		"negative bytes":  {Config{Path: path, MaxBytes: -1}, Engine{}, "max bytes"},
+		"too many bytes":  {Config{Path: path, MaxBytes: MaxComputeBytes + 1}, Engine{Model: small()}, "at most 4294967296"},
 		"less than a one": {Config{Path: path, MaxBytes: blockBytes - 1}, Engine{Model: small()}, "at least 12288"},
 		"a short text":    {Config{Path: path}, Engine{Model: small(), Text: []byte("too short")}, "at least a block of 16"},
 		"a bad model":     {Config{Path: path}, Engine{Model: refengine.ModelConfig{Layers: -1}}, "layers"},

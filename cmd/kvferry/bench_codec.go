@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -111,6 +112,9 @@ func (c *codecFlags) fault(err error) error {
 	}
 	if errors.Is(err, kvfile.ErrFormat) || errors.Is(err, kvfile.ErrHeader) {
 		return usagef(c.file, "a file that kvferry bench kv-dump made", "--pages %s: %v", c.file, err)
+	}
+	if !errors.Is(err, kvfile.ErrChecksum) && !errors.Is(err, kvfile.ErrTrailing) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("--pages: %w", err)
 	}
 	return &fault{Code: exitFailed, Reason: "DAMAGED", Message: fmt.Sprintf("--pages %s: %v", c.file, err), Fix: "record it again with kvferry bench kv-dump"}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -107,6 +108,17 @@ func TestBenchCodecFile(t *testing.T) {
 	}
 	if _, stderr := runBench(t, t.Context(), exitRefused, "codec", "--pages", pages, "--count", "8", "--rounds", "2", "--diff", saved); !strings.Contains(stderr, "data") {
 		t.Errorf("other pages were compared: %s", stderr)
+	}
+	b, err := os.ReadFile(pages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)-1] ^= 1
+	if err := os.WriteFile(pages, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if stdout, stderr := runBench(t, t.Context(), exitFailed, "codec", "--pages", pages, "--count", "1"); stdout != "" || !strings.Contains(stderr, "page 15 of 16") {
+		t.Errorf("a damaged file: %q, %q", stdout, stderr)
 	}
 	if stdout, _ = runBench(t, t.Context(), exitOK, "codec", "--dtype", "all", "--count", "2", "--rounds", "1"); !strings.Contains(stdout, "fp16    huff16") || !strings.Contains(stdout, "fp8     huff8") {
 		t.Errorf("not all elements are in\n%s", stdout)

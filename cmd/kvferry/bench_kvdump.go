@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvferry/kvferry/bench/kvdump"
 	"github.com/kvferry/kvferry/bench/kvfile"
+	"github.com/kvferry/kvferry/internal/daemon"
 )
 
 // kvdumpFlags are the flags of bench kv-dump.
@@ -39,7 +40,7 @@ func (a *app) newBenchKVDump(b *benchFlags) *cobra.Command {
 a page. kvferry bench codec --pages FILE measures the codecs on them.
 
 By default the pages are those that the reference engine computes: a transformer of the KV shape of Llama-3.1-70B, BF16, prefills a text, a
-token a byte. Its arithmetic is a transformer's, its weights are random: a trained model's cache has other statistics.
+token a byte, and takes twice --max-bytes of memory. Its arithmetic is a transformer's, its weights are random: a trained model's cache has other statistics.
 
 With --socket the pages are those that an engine has committed to the daemon on this host, for example vLLM's. The API tells nobody
 which blocks a session has, so name them with --keys: the engine's own block keys, one a line, in hex or base64. kv-dump
@@ -73,7 +74,7 @@ when it is whole; Ctrl-C leaves nothing.`,
 	fl := cmd.Flags()
 	fl.Var(newBytes(&k.cfg.MaxBytes, kvdump.DefaultMaxBytes, 1, 64<<30), "max-bytes", "bytes of pages at most, in whole blocks")
 	fl.BoolVar(&k.cfg.Force, "force", false, "replace a file that is there")
-	fl.StringVar(&k.text, "text", "", "prefill this file's bytes (default: 1,500 bytes of prose and code)")
+	fl.StringVar(&k.text, "text", "", "prefill this file's bytes, its first MiB at most (default: 1,500 bytes of prose and code)")
 	fl.StringVar(&k.shape, "shape", "", "shape of the reference engine's model, JSON as kvferry refengine takes it (default: that of the demo)")
 	fl.StringVar(&k.socket, "socket", "", "read the blocks of a running daemon, unix:///PATH or /PATH")
 	fl.StringVar(&k.daemon.EngineID, "engine", "", "whose blocks; with --socket (default: the only engine there is)")
@@ -194,11 +195,16 @@ func kvdumpFault(ctx context.Context, err error) error {
 	if errors.Is(err, fs.ErrExist) {
 		return &fault{Code: exitRefused, Reason: "EXISTS", Message: err.Error(), Fix: "name another file, or replace this one with --force"}
 	}
-	if f := faultOf(err); f.Code == exitUnreachable {
+	f := faultOf(err)
+	switch {
+	case f.Code == exitUnreachable:
 		f.Fix = "check that kvferryd runs on this host and that --socket names its socket"
-		return f
+	case f.Reason == string(daemon.ReasonEngineMismatch):
+		f.Fix = "give --world as the engine has registered"
+	default:
+		return err
 	}
-	return err
+	return f
 }
 
 // kvdumpView is what -o json prints.
@@ -234,7 +240,7 @@ func kvdumpTable(w io.Writer, s *kvdump.Summary) {
 		row(w, "not there:", fmt.Sprintf("%d of the blocks that --keys names", s.Absent))
 	}
 	if s.Left > 0 {
-		row(w, "left out:", fmt.Sprintf("%d blocks beyond --max-bytes", s.Left))
+		row(w, "left out:", fmt.Sprintf("%d blocks beyond --max-bytes, or the %d pages that a file may have", s.Left, kvfile.MaxPages))
 	}
 	row(w, "next:", "kvferry bench codec --pages "+s.Path)
 }
