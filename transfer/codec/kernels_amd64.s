@@ -191,3 +191,76 @@ unpack:
 	CLOSE(2, R10, SI)
 	CLOSE(3, R11, DI)
 	RET
+
+// Registers of packBMI2: R8 are the bits, R9 how many, DI where the next go, SI behind the bytes that are next, DX the table.
+
+// CODES makes the bits of four bytes, the highest first, in v, and how many they are in m.
+#define CODES(at, v, m) \
+	MOVBLZX (at+3)(SI), AX \
+	MOVQ    (DX)(AX*8), v  \
+	MOVBLZX (at+2)(SI), AX \
+	MOVQ    (DX)(AX*8), BX \
+	MOVQ    v, m           \
+	SHRXQ   BX, v, v       \
+	ORQ     BX, v          \
+	ADDQ    BX, m          \
+	MOVBLZX (at+1)(SI), AX \
+	MOVQ    (DX)(AX*8), BX \
+	SHRXQ   BX, v, v       \
+	ORQ     BX, v          \
+	ADDQ    BX, m          \
+	MOVBLZX at(SI), AX     \
+	MOVQ    (DX)(AX*8), BX \
+	SHRXQ   BX, v, v       \
+	ORQ     BX, v          \
+	ADDQ    BX, m          \
+	MOVBLZX m, m
+
+// FLUSH writes whole bytes.
+#define FLUSH \
+	MOVQ  R9, AX     \
+	NEGQ  AX         \
+	SHRXQ AX, R8, BX \
+	MOVQ  BX, (DI)   \
+	MOVQ  R9, AX     \
+	SHRQ  $3, AX     \
+	ADDQ  AX, DI     \
+	ANDL  $7, R9
+
+// func packBMI2(p *packer, t *codeTable, buf, seg *byte, n int) int
+TEXT ·packBMI2(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ t+8(FP), DX
+	MOVQ buf+16(FP), DI
+	MOVQ seg+24(FP), SI
+	MOVQ n+32(FP), CX
+	MOVQ (AX), R8
+	MOVQ 8(AX), R9
+	LEAQ (SI)(CX*8), SI
+
+pack:
+	CODES(-4, R10, R11)
+	CODES(-8, R12, R13)
+	SHRXQ R11, R8, R8
+	ORQ   R10, R8
+	ADDQ  R11, R9
+	LEAQ  (R9)(R13*1), AX
+	CMPQ  AX, $60
+	JLS   fits
+	FLUSH
+
+fits:
+	SHRXQ R13, R8, R8
+	ORQ   R12, R8
+	ADDQ  R13, R9
+	FLUSH
+	SUBQ  $8, SI
+	DECQ  CX
+	JNZ   pack
+
+	MOVQ p+0(FP), AX
+	MOVQ R8, (AX)
+	MOVQ R9, 8(AX)
+	SUBQ buf+16(FP), DI
+	MOVQ DI, ret+40(FP)
+	RET

@@ -72,3 +72,36 @@ func TestUnpackKernel(t *testing.T) {
 		}
 	}
 }
+
+// TestPackKernel has the assembly write what the Go code does and nothing beyond its room, for bytes that have no code as well, as when a
+// page changes after it was counted.
+func TestPackKernel(t *testing.T) {
+	if !hasBMI {
+		t.Skip("this processor has no BMI")
+	}
+	var h huffScratch
+	for seed := range uint64(200) {
+		b := skewed(seed, 5000, 2+int(seed*5%255), []float64{0.2, 0.5, 0.6, 0.9, 0.999}[seed%5])
+		counts := histogram(&h.counts, b)
+		if counts[b[0]] == uint32(len(b)) {
+			continue
+		}
+		h.codes.lengths(counts, &h.coins)
+		h.codes.assign()
+		seg := b[:8+8*int(seed)]
+		if seed%3 == 0 {
+			seg = noise(seed, len(seg))
+		}
+		const guard = 16
+		buf, bufGo := bytes.Repeat([]byte{0xa5}, len(seg)+8+guard), bytes.Repeat([]byte{0xa5}, len(seg)+8+guard)
+		p := packer{bits: seed << 57, n: seed % 8}
+		pGo := p
+		n := packBMI2(&p, &h.codes, &buf[0], &seg[0], len(seg)/8)
+		if nGo := pGo.words(&h.codes, bufGo, seg); n != nGo || p.n != pGo.n || p.bits>>(64-p.n) != pGo.bits>>(64-p.n) || !bytes.Equal(buf[:n], bufGo[:n]) {
+			t.Fatalf("seed %d: %d bytes and %+v, want %d and %+v", seed, n, p, nGo, pGo)
+		}
+		if !bytes.Equal(buf[len(seg)+8:], bytes.Repeat([]byte{0xa5}, guard)) {
+			t.Fatalf("seed %d: bytes behind the buffer changed", seed)
+		}
+	}
+}

@@ -150,7 +150,8 @@ func (h *huffScratch) appendHuffman(dst, b []byte, counts *[256]uint32) []byte {
 	}
 	h.codes.assign()
 	jump := len(dst)
-	dst = slices.Grow(dst, jumpBytes+bits/8+4+8)
+	// As much as the longest codes take, whatever has become of b since it was counted.
+	dst = slices.Grow(dst, jumpBytes+len(b)+4+8)
 	buf, pos := dst[:cap(dst)], jump+jumpBytes
 	segment := (len(b) + 3) / 4
 	for i := range 3 {
@@ -162,44 +163,67 @@ func (h *huffScratch) appendHuffman(dst, b []byte, counts *[256]uint32) []byte {
 	return buf[:pos]
 }
 
-// pack writes the codes of seg, the last first, and a bit that marks the end to buf, and returns how many bytes that is. It may
-// write seven more. Bits fill bytes from the lowest.
-//
-// A container has its bits at the top, where the next code pushes them down; what its low bits hold besides is lengths and
-// old bits, which never get to buf as long as there are no more than clean bits.
+// pack writes the codes of seg, the last first, and a bit that marks the end to buf, and returns how many bytes that is. Bits
+// fill bytes from the lowest. buf has room for eight bytes more than seg.
 func (t *codeTable) pack(buf, seg []byte) int {
-	c, n, pos := uint64(0), uint64(0), 0
+	var p packer
+	pos, seg := p.odd(t, buf, seg)
+	rest := buf[pos:]
+	_ = rest[len(seg)+7]
+	if hasBMI && len(seg) > 0 {
+		pos += packBMI2(&p, t, &rest[0], &seg[0], len(seg)/8)
+	} else {
+		pos += p.words(t, rest, seg)
+	}
+	buf[pos] = byte((p.bits>>1 | 1<<63) >> (63 - p.n))
+	return pos + 1
+}
+
+// A packer has bits at the top, where the next code pushes them down. What its low bits hold besides is lengths and old
+// bits, which never get to a buffer as long as there are no more than clean bits.
+type packer struct {
+	bits uint64
+	n    uint64 // how many; below 8 between calls
+}
+
+// odd writes the bytes of seg that are more than a multiple of eight. It returns how many bytes that is and what is left of seg.
+func (p *packer) odd(t *codeTable, buf, seg []byte) (pos int, rest []byte) {
 	for len(seg)%8 != 0 {
 		e := t[seg[len(seg)-1]]
 		seg = seg[:len(seg)-1]
-		c, n = c>>(e&63)|e, n+e&63
+		p.bits, p.n = p.bits>>(e&63)|e, p.n+e&0xff
 	}
-	binary.LittleEndian.PutUint64(buf, c>>1>>(63-n))
-	pos, n = int(n>>3), n&7
+	binary.LittleEndian.PutUint64(buf, p.bits>>1>>(63-p.n))
+	pos, p.n = int(p.n>>3), p.n&7
+	return pos, seg
+}
+
+// words writes seg, a multiple of eight bytes, and returns how many bytes that is.
+func (p *packer) words(t *codeTable, buf, seg []byte) (pos int) {
+	c, n := p.bits, p.n
 	for len(seg) >= 8 {
 		s := (*[8]byte)(seg[len(seg)-8:])
 		seg = seg[:len(seg)-8]
 		a, e6, e5, e4 := t[s[7]], t[s[6]], t[s[5]], t[s[4]]
-		an := a + e6 + e5 + e4
+		an := (a + e6 + e5 + e4) & 0xff
 		a = a>>(e6&63) | e6
 		a = a>>(e5&63) | e5
 		a = a>>(e4&63) | e4
 		b, e2, e1, e0 := t[s[3]], t[s[2]], t[s[1]], t[s[0]]
-		bn := b + e2 + e1 + e0
+		bn := (b + e2 + e1 + e0) & 0xff
 		b = b>>(e2&63) | e2
 		b = b>>(e1&63) | e1
 		b = b>>(e0&63) | e0
 		c = c>>(an&63) | a
-		if n += an & 0xff; n+bn&0xff > clean {
+		if n += an; n+bn > clean {
 			binary.LittleEndian.PutUint64(buf[pos:], c>>((64-n)&63))
 			pos, n = pos+int(n>>3), n&7
 		}
 		c = c>>(bn&63) | b
-		n += bn & 0xff
+		n += bn
 		binary.LittleEndian.PutUint64(buf[pos:], c>>((64-n)&63))
 		pos, n = pos+int(n>>3), n&7
 	}
-	c, n = c>>1|1<<63, n+1
-	binary.LittleEndian.PutUint64(buf[pos:], c>>((64-n)&63))
-	return pos + 1
+	p.bits, p.n = c, n
+	return pos
 }
