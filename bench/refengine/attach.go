@@ -23,7 +23,7 @@ func (e *Engine) attach(ctx context.Context) error {
 		r, err := e.client.RegisterEngine(ctx, &kvferryv1.RegisterEngineRequest{
 			EngineId: e.cfg.EngineID, EngineName: engineName, EngineVersion: engineVersion,
 			Layout: e.cfg.layout(), ArenaBytes: e.cfg.ArenaBytes,
-			Rank: uint32(rank), World: uint32(e.cfg.World), WriteThrough: true,
+			Rank: uint32(rank), World: uint32(e.cfg.World), WriteThrough: true, ClaimsPrefill: true,
 			Prefill: &kvferryv1.PrefillSpeed{
 				SecondsPerToken: e.perToken, ParamsActive: float64(m.parameters()), QueryHeads: uint32(m.QueryHeads),
 			},

@@ -60,6 +60,7 @@ type turn struct {
 	elsewhere map[int]bool               // blocks that the daemon has and this cache lacks
 	inDaemon  map[int]bool               // blocks that the daemon has
 	attached  bool                       // to another arena, under way
+	front     *front                     // beside a migration; nil: the turn has the prompt for itself
 }
 
 func (t *turn) blockTokens() int { return t.e.cfg.Model.BlockTokens }
@@ -122,7 +123,12 @@ func (t *turn) start() {
 	t.res.LocalTokens = local * t.blockTokens()
 	t.res.LoadedTokens = (len(t.seq.keys) - local) * t.blockTokens()
 	t.res.CachedTokens = t.res.LocalTokens + t.res.LoadedTokens
-	if t.req.Commit {
+	t.front = t.newFront()
+	switch {
+	case t.front != nil: // the rest is reserved as it is granted
+		t.front.until = len(t.seq.keys)
+		t.reserve(0, t.keys[:len(t.seq.keys)])
+	case t.req.Commit:
 		t.reserve(0, t.keys)
 	}
 }
@@ -134,6 +140,13 @@ func (t *turn) prefill() (step Step, err error) {
 	have := false // step follows from the cache as it stands
 	for pos := len(t.seq.keys) * size; pos < n; {
 		block := pos / size // a step starts at a block: blocks divide batches
+		if t.waits(block) {
+			if err = t.advance(block); err != nil {
+				return step, err
+			}
+			pos = len(t.seq.keys) * size
+			continue
+		}
 		if t.elsewhere[block] && t.loadOne(block) {
 			pos += size
 			t.res.CachedTokens += size
@@ -151,6 +164,9 @@ func (t *turn) prefill() (step Step, err error) {
 			if t.finish(block) {
 				have = false
 			}
+		}
+		if t.front != nil { // the other end is told by it
+			t.commit()
 		}
 	}
 	t.commit()
@@ -170,7 +186,7 @@ func (t *turn) stepEnd(pos int) int {
 		return pos + size
 	}
 	end := pos + size
-	for end < pos+batchTokens && !t.elsewhere[end/size] {
+	for end < pos+batchTokens && !t.elsewhere[end/size] && !t.waits(end/size) {
 		end += size
 	}
 	return end

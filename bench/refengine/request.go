@@ -20,6 +20,10 @@ type Request struct {
 	// own cache, continued by what the daemon holds. Without it everything is
 	// computed from the tokens alone and nothing is kept; Commit must be off.
 	UseCache bool `json:"use_cache,omitempty"`
+	// Migration names a running hybrid migration of the prompt's session into
+	// this engine: the turn prefills the blocks that the migration grants it and
+	// loads the others as they land. It needs Commit.
+	Migration string `json:"migration,omitempty"`
 }
 
 // A Result is a finished turn.
@@ -85,6 +89,9 @@ func (r Request) validate(m ModelConfig) error {
 	}
 	if r.Commit && !r.UseCache {
 		add("has commit without use_cache: a pure recomputation commits nothing; set use_cache or unset commit")
+	}
+	if r.Migration != "" && !r.Commit {
+		add("has migration %q without commit: what it prefills is the other end's to know; set commit", r.Migration)
 	}
 	if r.Publish && (!r.Commit || r.Session == "") {
 		add("has publish with commit %v and session %q: want commit and a session", r.Commit, r.Session)
