@@ -156,7 +156,7 @@ func (r *run) warmUpTokens() int64 {
 
 // readLink takes the round trips that QUIC sees at the destination.
 func (r *run) readLink(ctx context.Context) error {
-	l, err := r.bed.link(ctx)
+	l, err := r.bed.Link(ctx)
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kvferry/kvferry/bench/bed"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
 
@@ -31,24 +32,24 @@ const (
 // writer is the engine that the bench plays at one daemon. It writes through the arena file, as engines do through their
 // mapping.
 type writer struct {
-	n    *node
+	n    *bed.Node
 	reg  *pb.RegisterEngineResponse
 	file *os.File
 }
 
 // openWriter registers with room for slots blocks.
-func openWriter(ctx context.Context, n *node, l *pb.Layout, slots int, secondsPerToken float64) (*writer, error) {
+func openWriter(ctx context.Context, n *bed.Node, l *pb.Layout, slots int, secondsPerToken float64) (*writer, error) {
 	block := layoutBlockBytes(l)
 	stride := (block + 4095) &^ 4095
-	reg, err := n.engine.RegisterEngine(ctx, &pb.RegisterEngineRequest{
+	reg, err := n.Engine.RegisterEngine(ctx, &pb.RegisterEngineRequest{
 		EngineId: engineID, EngineName: "kvferry bench", EngineVersion: "1", Layout: l, ArenaBytes: int64(slots) * stride, World: 1, WriteThrough: true,
 		Prefill: &pb.PrefillSpeed{SecondsPerToken: secondsPerToken},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("register at the %s: %w", n.id, err)
+		return nil, fmt.Errorf("register at the %s: %w", n.ID, err)
 	}
 	if reg.GetBlockBytes() != block || int(reg.GetSlots()) < slots {
-		return nil, fmt.Errorf("BUG: the %s gave %d slots of %d bytes, not %d of %d", n.id, reg.GetSlots(), reg.GetBlockBytes(), slots, block)
+		return nil, fmt.Errorf("BUG: the %s gave %d slots of %d bytes, not %d of %d", n.ID, reg.GetSlots(), reg.GetBlockBytes(), slots, block)
 	}
 	f, err := os.OpenFile(reg.GetArenaPath(), os.O_RDWR, 0)
 	if err != nil {
@@ -94,7 +95,7 @@ func content(b, key []byte) {
 func (w *writer) publish(ctx context.Context, session string, keys [][]byte, tokens int64) error {
 	res, err := w.reserve(ctx, keys)
 	if err != nil {
-		return fmt.Errorf("reserve %d blocks at the %s: %w", len(keys), w.n.id, err)
+		return fmt.Errorf("reserve %d blocks at the %s: %w", len(keys), w.n.ID, err)
 	}
 	buf := make([]byte, w.reg.GetBlockBytes())
 	slots := make([]*pb.SlotRef, 0, len(keys))
@@ -108,7 +109,7 @@ func (w *writer) publish(ctx context.Context, session string, keys [][]byte, tok
 		}
 		slots = append(slots, r.GetSlot())
 	}
-	done, err := w.n.engine.CommitBlocks(ctx, &pb.CommitBlocksRequest{EngineId: engineID, ArenaId: w.reg.GetArenaId(), Slots: slots, World: 1, Fidelity: pb.Fidelity_FIDELITY_EXACT})
+	done, err := w.n.Engine.CommitBlocks(ctx, &pb.CommitBlocksRequest{EngineId: engineID, ArenaId: w.reg.GetArenaId(), Slots: slots, World: 1, Fidelity: pb.Fidelity_FIDELITY_EXACT})
 	if err != nil {
 		return fmt.Errorf("commit blocks: %w", err)
 	}
@@ -117,7 +118,7 @@ func (w *writer) publish(ctx context.Context, session string, keys [][]byte, tok
 			return fmt.Errorf("BUG: block %d is not committed", i)
 		}
 	}
-	_, err = w.n.engine.PublishSession(ctx, &pb.PublishSessionRequest{
+	_, err = w.n.Engine.PublishSession(ctx, &pb.PublishSessionRequest{
 		EngineId: engineID, ArenaId: w.reg.GetArenaId(), Session: &pb.SessionRef{Tenant: tenant, SessionId: session}, BlockKeys: keys, Tokens: tokens, Fidelity: pb.Fidelity_FIDELITY_EXACT,
 	})
 	if err != nil {
@@ -129,7 +130,7 @@ func (w *writer) publish(ctx context.Context, session string, keys [][]byte, tok
 // reserve takes slots, and waits while the migration before still holds them.
 func (w *writer) reserve(ctx context.Context, keys [][]byte) (*pb.ReserveBlocksResponse, error) {
 	for {
-		res, err := w.n.engine.ReserveBlocks(ctx, &pb.ReserveBlocksRequest{EngineId: engineID, ArenaId: w.reg.GetArenaId(), Tenant: tenant, Keys: keys})
+		res, err := w.n.Engine.ReserveBlocks(ctx, &pb.ReserveBlocksRequest{EngineId: engineID, ArenaId: w.reg.GetArenaId(), Tenant: tenant, Keys: keys})
 		if err == nil || status.Code(err) != codes.ResourceExhausted {
 			return res, err
 		}
@@ -141,12 +142,12 @@ func (w *writer) reserve(ctx context.Context, keys [][]byte) (*pb.ReserveBlocksR
 
 // verify compares landed blocks with what was written at the source.
 func (w *writer) verify(ctx context.Context, keys [][]byte) (err error) {
-	lease, err := w.n.engine.AcquireBlocks(ctx, &pb.AcquireBlocksRequest{EngineId: engineID, ArenaId: w.reg.GetArenaId(), Tenant: tenant, Keys: keys})
+	lease, err := w.n.Engine.AcquireBlocks(ctx, &pb.AcquireBlocksRequest{EngineId: engineID, ArenaId: w.reg.GetArenaId(), Tenant: tenant, Keys: keys})
 	if err != nil {
 		return fmt.Errorf("look at landed blocks: %w", err)
 	}
 	defer func() {
-		_, rerr := w.n.engine.ReleaseBlocks(ctx, &pb.ReleaseBlocksRequest{EngineId: engineID, ArenaId: w.reg.GetArenaId(), LeaseIds: []uint64{lease.GetLeaseId()}})
+		_, rerr := w.n.Engine.ReleaseBlocks(ctx, &pb.ReleaseBlocksRequest{EngineId: engineID, ArenaId: w.reg.GetArenaId(), LeaseIds: []uint64{lease.GetLeaseId()}})
 		err = errors.Join(err, rerr)
 	}()
 	if len(lease.GetSlots()) != len(keys) {
@@ -173,18 +174,18 @@ func (e *MigrationError) Error() string {
 }
 
 // fetch migrates a session to n and returns the report and the time as its caller sees it. When ctx ends the migration is cancelled.
-func (n *node) fetch(ctx context.Context, request, session string, blocks int) (rep *pb.MigrationReport, took time.Duration, err error) {
+func fetch(ctx context.Context, n *bed.Node, request, session string, blocks int) (rep *pb.MigrationReport, took time.Duration, err error) {
 	defer func() {
 		if ctx.Err() != nil && err != nil { // a dropped stream alone would let it run on
 			stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 			defer cancel()
-			_, _ = n.move.CancelMigration(stop, &pb.CancelMigrationRequest{RequestId: request}) // too late is as good
+			_, _ = n.Move.CancelMigration(stop, &pb.CancelMigrationRequest{RequestId: request}) // too late is as good
 			err = context.Cause(ctx)
 		}
 	}()
 	began := time.Now()
-	stream, err := n.move.Migrate(ctx, &pb.MigrateRequest{
-		RequestId: request, Session: &pb.SessionRef{Tenant: tenant, SessionId: session}, EngineId: engineID, SourceHint: sourceNode, Mode: pb.Mode_MODE_FETCH,
+	stream, err := n.Move.Migrate(ctx, &pb.MigrateRequest{
+		RequestId: request, Session: &pb.SessionRef{Tenant: tenant, SessionId: session}, EngineId: engineID, SourceHint: bed.SourceID, Mode: pb.Mode_MODE_FETCH,
 		Deadline: durationpb.New(migrateDeadline),
 	})
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvferry/kvferry/bench/bed"
 	"github.com/kvferry/kvferry/bench/results"
 )
 
@@ -157,17 +158,17 @@ func TestOpenAIFaults(t *testing.T) {
 // The reference engine computes each prefix: twice as many tokens take longer, and nothing of a prefix is taken from a cache.
 func TestRealEngine(t *testing.T) {
 	cfg := Config{WAN: link(t, "rtt=1ms"), Engine: EngineReal, MaxPrefix: 64}.withDefaults()
-	var b bed
-	if err := b.open(cfg); err != nil {
-		t.Fatal(err, b.close())
+	b, err := bed.Open(bed.Config{WAN: cfg.WAN, ArenaDir: cfg.ArenaDir})
+	if err != nil {
+		t.Fatal(err)
 	}
 	defer func() {
-		if err := b.close(); err != nil {
+		if err := b.Close(); err != nil {
 			t.Error(err)
 		}
 	}()
 	preset := presetOf(t, cfg.Model)
-	r, err := openReal(t.Context(), cfg, preset, b.destination)
+	r, err := openReal(t.Context(), cfg, preset, b.Destination)
 	if err != nil {
 		t.Fatal(err)
 	}

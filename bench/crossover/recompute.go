@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/kvferry/kvferry/bench/bed"
 	"github.com/kvferry/kvferry/bench/refengine"
 	"github.com/kvferry/kvferry/kvstore"
 )
@@ -22,7 +23,7 @@ type prefiller interface {
 }
 
 // openPrefiller opens the engine that c names. The destination's daemon is that of the bed.
-func openPrefiller(ctx context.Context, c Config, preset kvstore.Preset, destination *node) (prefiller, error) {
+func openPrefiller(ctx context.Context, c Config, preset kvstore.Preset, destination *bed.Node) (prefiller, error) {
 	var p prefiller
 	var err error
 	switch c.Engine {
@@ -67,14 +68,14 @@ type realEngine struct {
 	max int64
 }
 
-func openReal(ctx context.Context, c Config, preset kvstore.Preset, destination *node) (*realEngine, error) {
+func openReal(ctx context.Context, c Config, preset kvstore.Preset, destination *bed.Node) (*realEngine, error) {
 	l := preset.Layout
 	longest := c.MaxPrefix
 	if n := len(c.Lengths); n > 0 {
 		longest = max(longest, c.Lengths[n-1])
 	}
 	e, err := refengine.Open(ctx, refengine.Config{
-		Addr: destination.target(), DialOptions: destination.dialOptions(), EngineID: engineID + "-real", ArenaBytes: l.BlockBytes(), KeepSequences: -1,
+		Addr: destination.Target(), DialOptions: destination.DialOptions(), EngineID: engineID + "-real", ArenaBytes: l.BlockBytes(), KeepSequences: -1,
 		PrefillSecondsPerToken: -1,
 		Model: refengine.ModelConfig{
 			Layers: l.Layers, Hidden: realHidden, QueryHeads: l.KVHeads, KVHeads: l.KVHeads, HeadDim: l.HeadDim, Vocab: realVocab, Seed: c.Seed + 1,

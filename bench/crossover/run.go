@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/kvferry/kvferry/bench/bed"
 	"github.com/kvferry/kvferry/bench/results"
 	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
@@ -77,7 +78,7 @@ type run struct {
 	preset   kvstore.Preset
 	began    time.Time
 	machine  results.Machine
-	bed      bed
+	bed      *bed.Bed
 	from, to *writer
 	prefill  prefiller
 	in       inputs // of the prediction, as far as known
@@ -116,7 +117,10 @@ func (r *run) close() error {
 	if r.prefill != nil {
 		errs = append(errs, r.prefill.close())
 	}
-	return errors.Join(append(errs, r.bed.close())...)
+	if r.bed != nil {
+		errs = append(errs, r.bed.Close())
+	}
+	return errors.Join(errs...)
 }
 
 func (r *run) warn(format string, args ...any) {
@@ -132,10 +136,10 @@ func (r *run) tell(stage string, done, total float64) {
 // measure does everything up to the last round.
 func (r *run) measure(ctx context.Context) (err error) {
 	r.tell("start", 0, 0)
-	if err := r.bed.open(r.cfg); err != nil {
+	if r.bed, err = bed.Open(bed.Config{WAN: r.cfg.WAN, ArenaDir: r.cfg.ArenaDir, Stripes: r.cfg.Stripes}); err != nil {
 		return err
 	}
-	if r.prefill, err = openPrefiller(ctx, r.cfg, r.preset, r.bed.destination); err != nil {
+	if r.prefill, err = openPrefiller(ctx, r.cfg, r.preset, r.bed.Destination); err != nil {
 		return err
 	}
 	if o, ok := r.prefill.(*openAI); ok {
@@ -180,10 +184,10 @@ func (r *run) register(ctx context.Context) (err error) {
 	blocks := int(max(prefix, r.warmUpTokens())/r.block()) + leastHeldOut // beyond the sweep, for the calibration
 	r.slots = 2 * blocks
 	speed, _ := r.prefill.speed()
-	if r.from, err = openWriter(ctx, r.bed.source, layoutOf(r.preset.Layout), r.slots, speed); err != nil {
+	if r.from, err = openWriter(ctx, r.bed.Source, layoutOf(r.preset.Layout), r.slots, speed); err != nil {
 		return err
 	}
-	r.to, err = openWriter(ctx, r.bed.destination, layoutOf(r.preset.Layout), r.slots, speed)
+	r.to, err = openWriter(ctx, r.bed.Destination, layoutOf(r.preset.Layout), r.slots, speed)
 	return err
 }
 
@@ -219,10 +223,10 @@ func (r *run) move(ctx context.Context, n int64) (moved, error) {
 	if err := r.room(ctx, len(keys)); err != nil {
 		return moved{}, err
 	}
-	watch := r.strain.begin(&r.bed)
-	rep, took, err := r.bed.destination.fetch(ctx, session, session, len(keys))
+	watch := r.strain.begin(r.bed)
+	rep, took, err := fetch(ctx, r.bed.Destination, session, session, len(keys))
 	r.strain.end(watch, err == nil)
-	r.strain.probeSync(r.bed.state.path)
+	r.strain.probeSync(r.bed.StateDir())
 	if err != nil {
 		return moved{}, fmt.Errorf("fetch %d tokens: %w", n, err)
 	}
@@ -237,7 +241,7 @@ func (r *run) move(ctx context.Context, n int64) (moved, error) {
 // room waits until the destination can take n blocks, which the end of the migration before may still hold.
 func (r *run) room(ctx context.Context, n int) error {
 	for {
-		st, err := r.bed.destination.region.Status(ctx, &pb.StatusRequest{})
+		st, err := r.bed.Destination.Region.Status(ctx, &pb.StatusRequest{})
 		if err != nil {
 			return err
 		}
@@ -255,12 +259,12 @@ func (r *run) room(ctx context.Context, n int) error {
 // rounds measures every length once a round. A round that is cut short counts only when it is the first.
 func (r *run) rounds(ctx context.Context) error {
 	r.strain = strain{}
-	lost, err := r.bed.packetsLost(ctx)
+	lost, err := r.bed.PacketsLost(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if now, err := r.bed.packetsLost(context.WithoutCancel(ctx)); err == nil { // without it, it is only not known
+		if now, err := r.bed.PacketsLost(context.WithoutCancel(ctx)); err == nil { // without it, it is only not known
 			r.link.lost = now - lost
 		}
 	}()

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvferry/kvferry/bench/bed"
 	"github.com/kvferry/kvferry/bench/results"
 )
 
@@ -37,7 +38,7 @@ func (s *strain) probeSync(dir string) {
 
 // watch is one span of it. It owns one goroutine, which ends with the span.
 type watch struct {
-	bed   *bed
+	bed   *bed.Bed
 	cpu   float64
 	at    time.Time
 	drops int64
@@ -46,8 +47,8 @@ type watch struct {
 	late  []time.Duration
 }
 
-func (s *strain) begin(b *bed) *watch {
-	w := &watch{bed: b, cpu: results.ProcessCPU(), at: time.Now(), drops: b.receiverDrops(), done: make(chan struct{})}
+func (s *strain) begin(b *bed.Bed) *watch {
+	w := &watch{bed: b, cpu: results.ProcessCPU(), at: time.Now(), drops: b.ReceiverDrops(), done: make(chan struct{})}
 	w.wg.Go(w.run)
 	return w
 }
@@ -80,7 +81,7 @@ func (s *strain) end(w *watch, whole bool) {
 	s.busy += results.ProcessCPU() - w.cpu
 	s.wall += time.Since(w.at).Seconds()
 	s.late = append(s.late, w.late...)
-	s.drops += w.bed.receiverDrops() - w.drops
+	s.drops += w.bed.ReceiverDrops() - w.drops
 }
 
 // cpuShare is the share of this process's processors, 0 to 1.

@@ -1,4 +1,4 @@
-package crossover
+package bed
 
 import (
 	"errors"
@@ -17,7 +17,7 @@ import (
 const (
 	// A run's folders are called folderPrefix, its process id, a dash and what makes the name new. Each holds lockName, which the run
 	// keeps locked.
-	folderPrefix = "kvferry-crossover-"
+	folderPrefix = "kvferry-bed-"
 	lockName     = "lock"
 	// youngFolder is the age up to which a folder whose lock is free may be one that is being made.
 	youngFolder = time.Minute

@@ -1,4 +1,4 @@
-package crossover
+package bed
 
 import (
 	"fmt"
