@@ -80,6 +80,7 @@ func (t *turn) read(first int, keys [][]byte) {
 		t.res.DamagedPages += t.seq.mem.importBlock(first+i, keys[i], mem)
 		t.seq.add(keys[i], true)
 		t.inDaemon[first+i] = true
+		t.res.LoadedBlocks = append(t.res.LoadedBlocks, first+i)
 		t.e.count(func(c *Counters) { c.LoadedBlocks++ })
 	}
 }

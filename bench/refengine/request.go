@@ -35,6 +35,8 @@ type Result struct {
 	CachedTokens int `json:"cached_tokens"`
 	LocalTokens  int `json:"local_tokens"`
 	LoadedTokens int `json:"loaded_tokens"`
+	// LoadedBlocks are the places of the blocks behind LoadedTokens, from the start of the sequence, in order.
+	LoadedBlocks []int `json:"loaded_blocks,omitempty"`
 	// PrefilledTokens had keys and values or logits computed before the first
 	// new token. It is at least 1 if anything was generated.
 	PrefilledTokens int     `json:"prefilled_tokens"`

@@ -225,10 +225,46 @@ func (m *migration) askOffer(ctx context.Context) error {
 	return m.takeOffer(whole)
 }
 
-// callOffer makes one offer call and notes the link that it went over.
+// offerGrace is how long an offer's answer is waited for after its migration has ended, to end the offer.
+const offerGrace = 5 * time.Second
+
+// callOffer makes one offer call and notes the link that it went over. When ctx ends meanwhile, an offer that is answered later is ended
+// at once, and not by its lease's time.
 func (m *migration) callOffer(ctx context.Context, call *pb.OfferCall) (*pb.OfferAnswer, error) {
-	dr := &m.drive
-	link, resp, err := m.d.callNode(ctx, dr.source, &pb.PeerRequest{Call: &pb.PeerRequest_Offer{Offer: call}})
+	dr, source := &m.drive, m.drive.source
+	type answer struct {
+		link *transfer.Link
+		resp *pb.PeerResponse
+		err  error
+	}
+	answers := make(chan answer) // taken, or the end of ctx is
+	m.d.wg.Go(func() {           // owner: the daemon; ends offerGrace after ctx
+		calling, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		defer cancel()
+		defer context.AfterFunc(ctx, func() {
+			if errors.Is(context.Cause(ctx), errShutdown) { // the source sees this node go
+				cancel()
+				return
+			}
+			time.AfterFunc(offerGrace, cancel)
+		})()
+		var a answer
+		a.link, a.resp, a.err = m.d.callNode(calling, source, &pb.PeerRequest{Call: &pb.PeerRequest_Offer{Offer: call}})
+		select {
+		case answers <- a:
+		case <-ctx.Done():
+			m.d.endOffer(ctx, a.link, a.resp.GetOffer().GetOfferId())
+		}
+	})
+	var link *transfer.Link
+	var resp *pb.PeerResponse
+	var err error
+	select {
+	case a := <-answers:
+		link, resp, err = a.link, a.resp, a.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 	if link != nil {
 		m.mu.Lock() // the renewer reads it
 		dr.link = link
