@@ -27,7 +27,7 @@ type planFlags struct {
 	migrate       migrateFlags
 
 	present, stripes, backlog int64
-	cold                      bool
+	cold, hybrid              bool
 	roundTrips                float64
 	peakFLOPS, mfu, perToken  float64
 	fixed, queue, extraRTT    time.Duration
@@ -73,6 +73,7 @@ Without --session it needs no daemon: give a model, a prefix and a link. With --
 	fl.Var(newCount(&f.present, 0, 0, 1<<30), "present", "tokens that the destination holds already")
 	fl.Var(newCount(&f.stripes, 0, 1, 1000), "stripes", "connections of the link (default 1)")
 	fl.Var(newCount(&f.backlog, 0, 0, 1<<60), "backlog", "bytes queued at the source before this transfer")
+	fl.BoolVar(&f.hybrid, "hybrid", false, "the destination's engine claims blocks before it prefills them, so that hybrid can be chosen")
 	fl.BoolVar(&f.cold, "cold", false, "connections start cold and pay the ramp")
 	fl.Var(newNumber(&f.roundTrips, 0, 0.1, 1000), "round-trips", fmt.Sprintf("round trips of a migration (default %v)", planner.DefaultRoundTrips))
 	fl.Var(newNumber(&f.peakFLOPS, 0, 1, 1e24), "peak-flops", "peak FLOP/s of the destination's replica (default 989e12, one H100 in dense BF16)")
@@ -208,7 +209,7 @@ func (a *app) planLocal(f planFlags) error {
 		return inputFault(err)
 	}
 	r := planner.Request{
-		PrefixTokens: f.prefix, PresentTokens: f.present, RoundTrips: f.roundTrips, Deadline: f.migrate.deadline, Only: mode,
+		Hybrid: f.hybrid || mode == planner.ModeHybrid, PrefixTokens: f.prefix, PresentTokens: f.present, RoundTrips: f.roundTrips, Deadline: f.migrate.deadline, Only: mode,
 		Redirect: planner.Redirect{Allowed: f.migrate.redirectAllowed, ExpectedTurns: f.migrate.expectedTurns, DeltaRTT: f.extraRTT},
 	}
 	d, err := planner.Decide(r, m, c, l)
@@ -219,7 +220,11 @@ func (a *app) planLocal(f planFlags) error {
 	if n, ok := planner.Crossover(m, c, l); ok {
 		crossover = &n
 	}
-	v := viewDecision(d, c.Source, crossover)
+	flips, err := planner.Flips(r, m, c, l)
+	if err != nil {
+		return inputFault(err)
+	}
+	v := viewDecision(d, flips[:], c.Source, crossover)
 	for name, p := range v.Modes {
 		p.Reason = missingFlags.Replace(p.Reason)
 		v.Modes[name] = p
@@ -276,7 +281,7 @@ func (a *app) planSession(cmd *cobra.Command, f planFlags) error {
 // planFlagNames are all flags of plan but the global ones.
 var planFlagNames = append([]string{
 	"model", "preset", "prefix", "rtt", "goodput", "present", "stripes", "backlog", "cold", "round-trips", "peak-flops", "mfu",
-	"seconds-per-token", "fixed", "compute-queue", "fetch-fixed", "fetch-spread", "compute-spread", "redirect-rtt", "session",
+	"seconds-per-token", "fixed", "compute-queue", "fetch-fixed", "fetch-spread", "compute-spread", "redirect-rtt", "session", "hybrid",
 }, sessionFlags...)
 
 // onlyFlags refuses flags that mean nothing beside the one called why. Global flags are always fine.

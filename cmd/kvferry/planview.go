@@ -19,6 +19,8 @@ type planView struct {
 	ComputeSource   string                  `json:"compute_source"`
 	CrossoverTokens *float64                `json:"crossover_tokens"`
 	RankedByP95     bool                    `json:"ranked_by_p95"`
+	Confidence      *float64                `json:"confidence"` // null when it is not known
+	Flips           []planFlipView          `json:"flips"`
 	Modes           map[string]modePlanView `json:"modes"`
 }
 
@@ -43,8 +45,38 @@ type planTermView struct {
 	Note    string  `json:"note"`
 }
 
+// planFlipView is a figure that, changed alone, changes the winner.
+type planFlipView struct {
+	Figure string  `json:"figure"` // goodput, bit/s; prefill, tokens a second; prefix, tokens
+	Now    float64 `json:"now"`
+	At     float64 `json:"at"`
+	Winner string  `json:"winner"`
+}
+
+func (f planFlipView) text() string {
+	number := func(v float64) string {
+		switch f.Figure {
+		case planner.FigureGoodput.String():
+			return rateText(v)
+		case planner.FigurePrefill.String():
+			return fmt.Sprintf("%.4g tokens/s", v)
+		default:
+			return fmt.Sprintf("%.0f tokens", v)
+		}
+	}
+	return fmt.Sprintf("%s from a %s of %s on (now %s)", f.Winner, f.Figure, number(f.At), number(f.Now))
+}
+
+// confident is nil for a confidence of 0.
+func confident(confidence float64) *float64 {
+	if confidence == 0 {
+		return nil
+	}
+	return &confidence
+}
+
 // planModes are the modes that are shown, in order.
-var planModes = []planner.Mode{planner.ModeRedirect, planner.ModeFetch, planner.ModeRecompute}
+var planModes = []planner.Mode{planner.ModeRedirect, planner.ModeFetch, planner.ModeRecompute, planner.ModeHybrid}
 
 // viewPlan reads a daemon's plan; nil for none.
 func viewPlan(p *pb.Plan) *planView {
@@ -54,7 +86,10 @@ func viewPlan(p *pb.Plan) *planView {
 	v := &planView{
 		Winner: modeName(p.GetWinner()), RunnerUp: modeName(p.GetRunnerUp()), MarginSeconds: p.GetMarginSeconds(), MarginRatio: p.GetMarginRatio(),
 		Reason: p.GetReason(), LinkSource: p.GetLinkSource(), ComputeSource: p.GetComputeSource(), CrossoverTokens: p.CrossoverTokens,
-		RankedByP95: p.GetRankedByP95(), Modes: map[string]modePlanView{},
+		RankedByP95: p.GetRankedByP95(), Confidence: confident(p.GetConfidence()), Flips: []planFlipView{}, Modes: map[string]modePlanView{},
+	}
+	for _, f := range p.GetFlips() {
+		v.Flips = append(v.Flips, planFlipView{f.GetFigure(), f.GetNow(), f.GetAt(), modeName(f.GetWinner())})
 	}
 	for _, m := range p.GetModes() {
 		mv := modePlanView{Eligible: m.GetEligible(), Reason: m.GetReason(), Bytes: m.GetBytes(), PrefillTokens: m.GetPrefillTokens(), Terms: []planTermView{}}
@@ -71,7 +106,7 @@ func viewPlan(p *pb.Plan) *planView {
 }
 
 // viewDecision reads a decision made in this process.
-func viewDecision(d planner.Decision, computeSource string, crossover *float64) *planView {
+func viewDecision(d planner.Decision, flips []planner.Flip, computeSource string, crossover *float64) *planView {
 	name := func(m planner.Mode) string {
 		if m == planner.ModeNone {
 			return ""
@@ -81,7 +116,12 @@ func viewDecision(d planner.Decision, computeSource string, crossover *float64) 
 	v := &planView{
 		Winner: name(d.Winner), RunnerUp: name(d.RunnerUp), MarginSeconds: d.MarginSeconds, MarginRatio: d.MarginRatio,
 		Reason: d.Reason, LinkSource: d.LinkSource, ComputeSource: computeSource, CrossoverTokens: crossover,
-		RankedByP95: d.RankedByP95, Modes: map[string]modePlanView{},
+		RankedByP95: d.RankedByP95, Confidence: confident(d.Confidence), Flips: []planFlipView{}, Modes: map[string]modePlanView{},
+	}
+	for _, f := range flips {
+		if f.Found {
+			v.Flips = append(v.Flips, planFlipView{f.Figure.String(), f.Now, f.At, name(f.Winner)})
+		}
 	}
 	for _, m := range planModes {
 		p, ok := d.Plan(m)
@@ -136,6 +176,12 @@ func (v *planView) table(w io.Writer) {
 			at = ", by P95"
 		}
 		row(w, "margin:", fmt.Sprintf("%s before %s%s", secondsText(v.MarginSeconds), v.RunnerUp, at))
+	}
+	if v.Confidence != nil {
+		row(w, "confidence:", fmt.Sprintf("%.0f %% that it is no slower", 100**v.Confidence))
+	}
+	for i, f := range v.Flips {
+		row(w, []string{"instead:", ""}[min(i, 1)], f.text())
 	}
 	row(w, "why:", v.Reason)
 	row(w, "link:", dash(v.LinkSource))

@@ -212,16 +212,30 @@ func duration(field string, d *durationpb.Duration) (time.Duration, error) {
 	return out, nil
 }
 
+// flipsToProto are those that were found; none when the inputs are not valid, which planning says elsewhere.
+func flipsToProto(r planner.Request, m planner.Model, c planner.Compute, l planner.Link) (out []*pb.PlanFlip) {
+	flips, err := planner.Flips(r, m, c, l)
+	if err != nil {
+		return nil
+	}
+	for _, f := range flips {
+		if f.Found {
+			out = append(out, &pb.PlanFlip{Figure: f.Figure.String(), Now: f.Now, At: f.At, Winner: modeToProto(f.Winner)})
+		}
+	}
+	return out
+}
+
 // planToProto writes a decision out term by term; modes that this version does not have are left out.
 func planToProto(d planner.Decision, computeSource string, crossover float64, crosses bool) *pb.Plan {
 	out := &pb.Plan{
 		Winner: modeToProto(d.Winner), RunnerUp: modeToProto(d.RunnerUp), MarginSeconds: d.MarginSeconds, MarginRatio: d.MarginRatio,
-		Reason: d.Reason, LinkSource: d.LinkSource, ComputeSource: computeSource, RankedByP95: d.RankedByP95,
+		Reason: d.Reason, LinkSource: d.LinkSource, ComputeSource: computeSource, RankedByP95: d.RankedByP95, Confidence: d.Confidence,
 	}
 	if crosses {
 		out.CrossoverTokens = &crossover
 	}
-	for _, m := range []planner.Mode{planner.ModeRedirect, planner.ModeFetch, planner.ModeRecompute} {
+	for _, m := range []planner.Mode{planner.ModeRedirect, planner.ModeFetch, planner.ModeRecompute, planner.ModeHybrid} {
 		p, ok := d.Plan(m)
 		if !ok {
 			continue

@@ -19,7 +19,7 @@
 //
 // # Limitations
 //
-// One node a region, peer directory, fetch, recompute, redirect and hybrid where it is asked for by name. Background is refused by name.
+// One node a region, peer directory, fetch, recompute, redirect and hybrid. Background is refused by name.
 //
 // An offer and a hand-over answer are one control message of 1 MiB: about 20,000 blocks of 32-byte keys, or 13,000 of
 // 64-byte keys. A longer session is refused with MODE_UNAVAILABLE.

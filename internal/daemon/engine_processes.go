@@ -108,7 +108,7 @@ func (r *engines) adopt(e *engine, reg registration) error {
 	}
 	e.mu.world, e.mu.software = reg.world, reg.software
 	if reg.speed != nil {
-		e.mu.speed = reg.speed
+		e.mu.speed, e.mu.claims = reg.speed, reg.claims
 	}
 	return nil
 }

@@ -104,7 +104,7 @@ func (s *engineService) RegisterEngine(ctx context.Context, req *pb.RegisterEngi
 	}
 	e, err := s.d.engines.register(ctx, registration{
 		id: req.GetEngineId(), software: req.GetEngineName() + " " + req.GetEngineVersion(), layout: layout, bytes: req.GetArenaBytes(),
-		rank: int(req.GetRank()), world: world, speed: req.GetPrefill(), proc: callerProcess(ctx), writeThrough: req.GetWriteThrough(),
+		rank: int(req.GetRank()), world: world, speed: req.GetPrefill(), proc: callerProcess(ctx), writeThrough: req.GetWriteThrough(), claims: req.GetClaimsPrefill(),
 	})
 	if err != nil {
 		return nil, err

@@ -37,6 +37,7 @@ type engine struct {
 		software string // name and version, as registered last
 		world    int
 		speed    *pb.PrefillSpeed
+		claims   bool // it asks before it prefills blocks that a migration brings, as registered last
 		subs     map[*subscriber]struct{}
 		logs     map[*landedLog]struct{} // of the migrations that run into it
 		procs    map[processKey]*engineProcess
@@ -48,6 +49,13 @@ func (e *engine) speed() *pb.PrefillSpeed {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.mu.speed
+}
+
+// claims says that the engine can run a hybrid.
+func (e *engine) claims() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.mu.claims
 }
 
 // engines is the registry.
@@ -107,6 +115,7 @@ type registration struct {
 	bytes        int64
 	rank, world  int
 	writeThrough bool
+	claims       bool // it asks before it prefills blocks that a migration brings
 	speed        *pb.PrefillSpeed
 	proc         *localProcess
 }

@@ -368,6 +368,64 @@ func TestHybridAtRandom(t *testing.T) {
 	}
 }
 
+// The planner chooses hybrid for an engine that claims, on a link that nobody has measured and where it is the fastest on one that was; never
+// for one that does not claim, or together with an order that it can't keep.
+func TestPlannerChoosesHybrid(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFleetEdited(t, slow, func(_ string, c *Config, _ *Parts) { c.Peers[0].PriorBps = slow.Rate }, "a", "b")
+		r := &rig{fleet: f, a: f.nodes["a"], b: f.nodes["b"]}
+		ctx, per := context.Background(), 60*time.Millisecond
+		r.ea, r.eb = r.a.register("e", testLayout(), 8<<20), r.b.register("e", testLayout(), 8<<20)
+		claims := func(on bool) {
+			t.Helper()
+			if _, err := r.b.engine.RegisterEngine(ctx, &pb.RegisterEngineRequest{
+				EngineId: "e", Layout: testLayout(), ArenaBytes: 8 << 20, WriteThrough: true, ClaimsPrefill: on,
+				Prefill: &pb.PrefillSpeed{SecondsPerToken: per.Seconds() / 16},
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		plan := func(edit func(*pb.MigrateRequest)) *pb.Plan {
+			t.Helper()
+			q := auto("s")
+			edit(q)
+			resp, err := r.b.mig.Plan(ctx, &pb.PlanRequest{Migrate: q})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return resp.GetPlan()
+		}
+		asIs := func(*pb.MigrateRequest) {}
+		keys := r.ea.session("s", 200)
+		claims(false)
+		if p := plan(asIs); p.GetWinner() == pb.Mode_MODE_HYBRID {
+			t.Errorf("an engine that does not claim: %v", p.GetReason())
+		}
+		claims(true)
+		if p := plan(asIs); p.GetWinner() != pb.Mode_MODE_HYBRID || len(p.GetFlips()) == 0 {
+			t.Errorf("a link that was not measured: %v", p)
+		}
+		if p := plan(func(q *pb.MigrateRequest) { q.Order, q.LandedLayers = pb.FetchOrder_FETCH_ORDER_LAYER_GROUP_MAJOR, 1 }); p.GetWinner() == pb.Mode_MODE_HYBRID {
+			t.Errorf("groups of layers: %v", p.GetReason())
+		}
+		r.ea.session("warm", 300)
+		r.b.mustEnd(request("warm"), committed, "", moved)
+		front := r.eb.front(per, keys)
+		run := r.b.begin(auto("s"))
+		front.start(run.id())
+		rep := run.end()
+		<-front.done
+		wantReport(t, rep, committed, "", moved)
+		took := rep.GetTotal().AsDuration().Seconds()
+		t.Logf("predicted %.2f s, took %.2f s, %d prefilled, %d moved", rep.GetPredictedSeconds(), took, rep.GetBlocksComputed(), rep.GetBlocksMoved())
+		if rep.GetMode() != pb.Mode_MODE_HYBRID || math.Abs(rep.GetPredictedSeconds()/took-1) > 0.1 {
+			t.Errorf("report %v", rep)
+		}
+		front.check()
+		r.settle()
+	})
+}
+
 // Claims that can't be answered are refused by name, and change nothing.
 func TestClaimsRefused(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -74,7 +74,11 @@ func (m *migration) decide() (d planner.Decision, plan *pb.Plan, missing int, er
 	}
 	explainVeto(&d, in.veto)
 	crossover, crosses := planner.Crossover(in.model, in.compute, in.link)
-	return d, planToProto(d, in.compute.Source, crossover, crosses), missing, nil
+	plan = planToProto(d, in.compute.Source, crossover, crosses)
+	if m.dry { // it is for people, and takes a millisecond
+		plan.Flips = flipsToProto(in.request, in.model, in.compute, in.link)
+	}
+	return d, plan, missing, nil
 }
 
 // missingBlocks counts the keys that are not present.

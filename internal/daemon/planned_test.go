@@ -111,6 +111,10 @@ func TestEvaluate(t *testing.T) {
 				if math.Abs(m.GetSigmaSeconds()-0.01*m.GetSeconds()) > 1e-9 {
 					t.Errorf("recompute %v", m)
 				}
+			case pb.Mode_MODE_HYBRID: // not a normal one
+				if m.GetEligible() || m.GetP95Seconds() < m.GetSeconds() {
+					t.Errorf("hybrid %v", m)
+				}
 			default:
 				if m.SigmaSeconds != nil {
 					t.Errorf("%v has a spread", m)

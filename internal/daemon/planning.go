@@ -24,7 +24,7 @@ func (d *Daemon) planInputs(e *engine, link *transfer.Link, s kvstore.Session, p
 	in := inputs{
 		request: planner.Request{
 			PrefixTokens: s.Tokens, PresentTokens: min(int64(present)*int64(n), s.Tokens), MissingBytes: planner.Bytes(int64(missing) * e.layout.BlockBytes()),
-			RoundTrips: d.cfg.Link.RoundTrips, Deadline: q.deadline, Only: planner.ModeNone,
+			RoundTrips: d.cfg.Link.RoundTrips, Deadline: q.deadline, Only: planner.ModeNone, Hybrid: e.claims() && !q.groupMajor,
 			Redirect: planner.Redirect{Allowed: q.redirectAllowed, ExpectedTurns: q.expectedTurns},
 		},
 		model: planner.Model{
@@ -153,7 +153,9 @@ func Evaluate(req *pb.EvaluateRequest) (*pb.EvaluateResponse, error) {
 		return nil, err
 	}
 	crossover, crosses := planner.Crossover(model, compute, link)
-	return &pb.EvaluateResponse{Plan: planToProto(decision, compute.Source, crossover, crosses)}, nil
+	plan := planToProto(decision, compute.Source, crossover, crosses)
+	plan.Flips = flipsToProto(request, model, compute, link)
+	return &pb.EvaluateResponse{Plan: plan}, nil
 }
 
 // modelFromProto fills zero fields from the named preset.

@@ -553,7 +553,7 @@ func (x *EvaluateResponse) GetPlan() *Plan {
 // Plan is the planner's decision with everything that led to it.
 type Plan struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Every mode, priced, in the order redirect, fetch, recompute.
+	// Every mode, priced, in the order redirect, fetch, recompute, hybrid.
 	Modes []*ModePlan `protobuf:"bytes,1,rep,name=modes,proto3" json:"modes,omitempty"`
 	// The chosen mode.
 	Winner Mode `protobuf:"varint,2,opt,name=winner,proto3,enum=kvferry.v1.Mode" json:"winner,omitempty"`
@@ -572,7 +572,11 @@ type Plan struct {
 	// Prefix length at which fetch and recompute cost the same; unset when fetch never wins.
 	CrossoverTokens *float64 `protobuf:"fixed64,9,opt,name=crossover_tokens,json=crossoverTokens,proto3,oneof" json:"crossover_tokens,omitempty"`
 	// Modes are ranked by p95_seconds, since the spread of every eligible one is known; otherwise by seconds.
-	RankedByP95   bool `protobuf:"varint,10,opt,name=ranked_by_p95,json=rankedByP95,proto3" json:"ranked_by_p95,omitempty"`
+	RankedByP95 bool `protobuf:"varint,10,opt,name=ranked_by_p95,json=rankedByP95,proto3" json:"ranked_by_p95,omitempty"`
+	// Probability that the winner is no slower than the runner-up, 0 to 1; 0: not known, or there is no runner-up.
+	Confidence float64 `protobuf:"fixed64,11,opt,name=confidence,proto3" json:"confidence,omitempty"`
+	// What would change the winner: a figure each that is known and for which there is such a value within a factor of a thousand.
+	Flips         []*PlanFlip `protobuf:"bytes,12,rep,name=flips,proto3" json:"flips,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -677,6 +681,93 @@ func (x *Plan) GetRankedByP95() bool {
 	return false
 }
 
+func (x *Plan) GetConfidence() float64 {
+	if x != nil {
+		return x.Confidence
+	}
+	return 0
+}
+
+func (x *Plan) GetFlips() []*PlanFlip {
+	if x != nil {
+		return x.Flips
+	}
+	return nil
+}
+
+// PlanFlip is a figure that, changed alone, changes the winner.
+type PlanFlip struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "goodput" of the link in bits a second, "prefill" of the engine in tokens a second, or "prefix" in tokens.
+	Figure string `protobuf:"bytes,1,opt,name=figure,proto3" json:"figure,omitempty"`
+	// Its value.
+	Now float64 `protobuf:"fixed64,2,opt,name=now,proto3" json:"now,omitempty"`
+	// The nearest value at which another mode wins.
+	At float64 `protobuf:"fixed64,3,opt,name=at,proto3" json:"at,omitempty"`
+	// Who wins there.
+	Winner        Mode `protobuf:"varint,4,opt,name=winner,proto3,enum=kvferry.v1.Mode" json:"winner,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanFlip) Reset() {
+	*x = PlanFlip{}
+	mi := &file_kvferry_v1_planner_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanFlip) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanFlip) ProtoMessage() {}
+
+func (x *PlanFlip) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_planner_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanFlip.ProtoReflect.Descriptor instead.
+func (*PlanFlip) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_planner_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *PlanFlip) GetFigure() string {
+	if x != nil {
+		return x.Figure
+	}
+	return ""
+}
+
+func (x *PlanFlip) GetNow() float64 {
+	if x != nil {
+		return x.Now
+	}
+	return 0
+}
+
+func (x *PlanFlip) GetAt() float64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *PlanFlip) GetWinner() Mode {
+	if x != nil {
+		return x.Winner
+	}
+	return Mode_MODE_UNSPECIFIED
+}
+
 // ModePlan is one mode, priced.
 type ModePlan struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -704,7 +795,7 @@ type ModePlan struct {
 
 func (x *ModePlan) Reset() {
 	*x = ModePlan{}
-	mi := &file_kvferry_v1_planner_proto_msgTypes[7]
+	mi := &file_kvferry_v1_planner_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -716,7 +807,7 @@ func (x *ModePlan) String() string {
 func (*ModePlan) ProtoMessage() {}
 
 func (x *ModePlan) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_planner_proto_msgTypes[7]
+	mi := &file_kvferry_v1_planner_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -729,7 +820,7 @@ func (x *ModePlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModePlan.ProtoReflect.Descriptor instead.
 func (*ModePlan) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_planner_proto_rawDescGZIP(), []int{7}
+	return file_kvferry_v1_planner_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ModePlan) GetMode() Mode {
@@ -810,7 +901,7 @@ type PlanTerm struct {
 
 func (x *PlanTerm) Reset() {
 	*x = PlanTerm{}
-	mi := &file_kvferry_v1_planner_proto_msgTypes[8]
+	mi := &file_kvferry_v1_planner_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -822,7 +913,7 @@ func (x *PlanTerm) String() string {
 func (*PlanTerm) ProtoMessage() {}
 
 func (x *PlanTerm) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_planner_proto_msgTypes[8]
+	mi := &file_kvferry_v1_planner_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -835,7 +926,7 @@ func (x *PlanTerm) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanTerm.ProtoReflect.Descriptor instead.
 func (*PlanTerm) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_planner_proto_rawDescGZIP(), []int{8}
+	return file_kvferry_v1_planner_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PlanTerm) GetName() string {
@@ -908,7 +999,7 @@ const file_kvferry_v1_planner_proto_rawDesc = "" +
 	"\x12redirect_extra_rtt\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x10redirectExtraRtt\x125\n" +
 	"\bdeadline\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\bdeadline\"8\n" +
 	"\x10EvaluateResponse\x12$\n" +
-	"\x04plan\x18\x01 \x01(\v2\x10.kvferry.v1.PlanR\x04plan\"\x9e\x03\n" +
+	"\x04plan\x18\x01 \x01(\v2\x10.kvferry.v1.PlanR\x04plan\"\xea\x03\n" +
 	"\x04Plan\x12*\n" +
 	"\x05modes\x18\x01 \x03(\v2\x14.kvferry.v1.ModePlanR\x05modes\x12(\n" +
 	"\x06winner\x18\x02 \x01(\x0e2\x10.kvferry.v1.ModeR\x06winner\x12-\n" +
@@ -921,8 +1012,17 @@ const file_kvferry_v1_planner_proto_rawDesc = "" +
 	"\x0ecompute_source\x18\b \x01(\tR\rcomputeSource\x12.\n" +
 	"\x10crossover_tokens\x18\t \x01(\x01H\x00R\x0fcrossoverTokens\x88\x01\x01\x12\"\n" +
 	"\rranked_by_p95\x18\n" +
-	" \x01(\bR\vrankedByP95B\x13\n" +
-	"\x11_crossover_tokens\"\xd9\x02\n" +
+	" \x01(\bR\vrankedByP95\x12\x1e\n" +
+	"\n" +
+	"confidence\x18\v \x01(\x01R\n" +
+	"confidence\x12*\n" +
+	"\x05flips\x18\f \x03(\v2\x14.kvferry.v1.PlanFlipR\x05flipsB\x13\n" +
+	"\x11_crossover_tokens\"n\n" +
+	"\bPlanFlip\x12\x16\n" +
+	"\x06figure\x18\x01 \x01(\tR\x06figure\x12\x10\n" +
+	"\x03now\x18\x02 \x01(\x01R\x03now\x12\x0e\n" +
+	"\x02at\x18\x03 \x01(\x01R\x02at\x12(\n" +
+	"\x06winner\x18\x04 \x01(\x0e2\x10.kvferry.v1.ModeR\x06winner\"\xd9\x02\n" +
 	"\bModePlan\x12$\n" +
 	"\x04mode\x18\x01 \x01(\x0e2\x10.kvferry.v1.ModeR\x04mode\x12\x18\n" +
 	"\aseconds\x18\x02 \x01(\x01R\aseconds\x12*\n" +
@@ -958,7 +1058,7 @@ func file_kvferry_v1_planner_proto_rawDescGZIP() []byte {
 	return file_kvferry_v1_planner_proto_rawDescData
 }
 
-var file_kvferry_v1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_kvferry_v1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_kvferry_v1_planner_proto_goTypes = []any{
 	(*EvaluateRequest)(nil),     // 0: kvferry.v1.EvaluateRequest
 	(*PlannerModel)(nil),        // 1: kvferry.v1.PlannerModel
@@ -967,32 +1067,35 @@ var file_kvferry_v1_planner_proto_goTypes = []any{
 	(*PlannerDemand)(nil),       // 4: kvferry.v1.PlannerDemand
 	(*EvaluateResponse)(nil),    // 5: kvferry.v1.EvaluateResponse
 	(*Plan)(nil),                // 6: kvferry.v1.Plan
-	(*ModePlan)(nil),            // 7: kvferry.v1.ModePlan
-	(*PlanTerm)(nil),            // 8: kvferry.v1.PlanTerm
-	(*durationpb.Duration)(nil), // 9: google.protobuf.Duration
-	(Mode)(0),                   // 10: kvferry.v1.Mode
+	(*PlanFlip)(nil),            // 7: kvferry.v1.PlanFlip
+	(*ModePlan)(nil),            // 8: kvferry.v1.ModePlan
+	(*PlanTerm)(nil),            // 9: kvferry.v1.PlanTerm
+	(*durationpb.Duration)(nil), // 10: google.protobuf.Duration
+	(Mode)(0),                   // 11: kvferry.v1.Mode
 }
 var file_kvferry_v1_planner_proto_depIdxs = []int32{
 	1,  // 0: kvferry.v1.EvaluateRequest.model:type_name -> kvferry.v1.PlannerModel
 	2,  // 1: kvferry.v1.EvaluateRequest.compute:type_name -> kvferry.v1.PlannerCompute
 	3,  // 2: kvferry.v1.EvaluateRequest.link:type_name -> kvferry.v1.PlannerLink
 	4,  // 3: kvferry.v1.EvaluateRequest.demand:type_name -> kvferry.v1.PlannerDemand
-	9,  // 4: kvferry.v1.PlannerLink.rtt:type_name -> google.protobuf.Duration
-	9,  // 5: kvferry.v1.PlannerDemand.redirect_extra_rtt:type_name -> google.protobuf.Duration
-	9,  // 6: kvferry.v1.PlannerDemand.deadline:type_name -> google.protobuf.Duration
+	10, // 4: kvferry.v1.PlannerLink.rtt:type_name -> google.protobuf.Duration
+	10, // 5: kvferry.v1.PlannerDemand.redirect_extra_rtt:type_name -> google.protobuf.Duration
+	10, // 6: kvferry.v1.PlannerDemand.deadline:type_name -> google.protobuf.Duration
 	6,  // 7: kvferry.v1.EvaluateResponse.plan:type_name -> kvferry.v1.Plan
-	7,  // 8: kvferry.v1.Plan.modes:type_name -> kvferry.v1.ModePlan
-	10, // 9: kvferry.v1.Plan.winner:type_name -> kvferry.v1.Mode
-	10, // 10: kvferry.v1.Plan.runner_up:type_name -> kvferry.v1.Mode
-	10, // 11: kvferry.v1.ModePlan.mode:type_name -> kvferry.v1.Mode
-	8,  // 12: kvferry.v1.ModePlan.terms:type_name -> kvferry.v1.PlanTerm
-	0,  // 13: kvferry.v1.PlannerService.Evaluate:input_type -> kvferry.v1.EvaluateRequest
-	5,  // 14: kvferry.v1.PlannerService.Evaluate:output_type -> kvferry.v1.EvaluateResponse
-	14, // [14:15] is the sub-list for method output_type
-	13, // [13:14] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	8,  // 8: kvferry.v1.Plan.modes:type_name -> kvferry.v1.ModePlan
+	11, // 9: kvferry.v1.Plan.winner:type_name -> kvferry.v1.Mode
+	11, // 10: kvferry.v1.Plan.runner_up:type_name -> kvferry.v1.Mode
+	7,  // 11: kvferry.v1.Plan.flips:type_name -> kvferry.v1.PlanFlip
+	11, // 12: kvferry.v1.PlanFlip.winner:type_name -> kvferry.v1.Mode
+	11, // 13: kvferry.v1.ModePlan.mode:type_name -> kvferry.v1.Mode
+	9,  // 14: kvferry.v1.ModePlan.terms:type_name -> kvferry.v1.PlanTerm
+	0,  // 15: kvferry.v1.PlannerService.Evaluate:input_type -> kvferry.v1.EvaluateRequest
+	5,  // 16: kvferry.v1.PlannerService.Evaluate:output_type -> kvferry.v1.EvaluateResponse
+	16, // [16:17] is the sub-list for method output_type
+	15, // [15:16] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_kvferry_v1_planner_proto_init() }
@@ -1002,14 +1105,14 @@ func file_kvferry_v1_planner_proto_init() {
 	}
 	file_kvferry_v1_common_proto_init()
 	file_kvferry_v1_planner_proto_msgTypes[6].OneofWrappers = []any{}
-	file_kvferry_v1_planner_proto_msgTypes[7].OneofWrappers = []any{}
+	file_kvferry_v1_planner_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvferry_v1_planner_proto_rawDesc), len(file_kvferry_v1_planner_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
