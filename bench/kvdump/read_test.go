@@ -2,6 +2,7 @@ package kvdump
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -182,5 +183,53 @@ func TestReadRefuses(t *testing.T) {
 	}
 	if _, err := Read(t.Context(), Config{Path: dir}, good); err == nil || errors.Is(err, os.ErrExist) {
 		t.Errorf("a folder as the file: %v", err)
+	}
+}
+
+// TestReadCancelled: when ctx ends while blocks are held, they are given back and the file is taken away.
+func TestReadCancelled(t *testing.T) {
+	socket := startDaemon(t)
+	e := startEngine(t, socket, "ref", 1)
+	res, err := e.Generate(t.Context(), refengine.Request{Tokens: tokensOf(defaultText[:32]), UseCache: true, Commit: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	r := &reader{d: Daemon{Keys: res.Keys}, client: pb.NewEngineServiceClient(conn)}
+	if err := r.choose(t.Context(), pb.NewRegionServiceClient(conn)); err != nil {
+		t.Fatal(err)
+	}
+	h, err := r.header()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.join(t.Context(), h); err != nil {
+		t.Fatal(err)
+	}
+	defer r.file.Close()
+	lease, found, err := r.hold(t.Context(), func(have int) (int, error) { return have, nil })
+	if err != nil || found != 2 || arenaOf(t, socket, "ref").GetLeases() != 1 {
+		t.Fatalf("%d blocks, %v, %d leases", found, err, arenaOf(t, socket, "ref").GetLeases())
+	}
+
+	dir, stop := t.TempDir(), errors.New("stop")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	rec, err := Config{Path: filepath.Join(dir, "pages.kv")}.begin(h, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel(stop)
+	if s, err := rec.end(r.copy(ctx, lease.GetSlots(), rec)); s != nil || !errors.Is(err, stop) {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if err := r.release(ctx, lease.GetLeaseId()); err != nil || arenaOf(t, socket, "ref").GetLeases() != 0 {
+		t.Errorf("%v, %d leases are left", err, arenaOf(t, socket, "ref").GetLeases())
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("%v is left, %v", left, err)
 	}
 }
