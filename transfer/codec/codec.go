@@ -53,11 +53,13 @@ func Encode(id ID, dst, src []byte, s *Scratch) ([]byte, error) {
 	case Split4:
 		out = s.encodeSplit4(out, src)
 	case Huff:
-		out = s.encodePlanes(out, src, splitBF16)
+		out = s.encodePlanes(out, src, splitBF16, tableLog)
 	case Huff16:
-		out = s.encodePlanes(out, src, splitFP16)
+		out = s.encodePlanes(out, src, splitFP16, longestCode)
 	case Huff8:
-		out = s.huff.encode(out, src)
+		plane, _ := s.planes(len(src))
+		copy(plane, src) // whoever else may write to src
+		out = s.huff.encode(out, plane, longestCode)
 	case Zstd:
 		var err error
 		if out, err = s.zstd.encode(out, src); err != nil {

@@ -21,8 +21,8 @@ const (
 	jumpBytes = 6
 )
 
-// huffScratch codes planes by Huffman: the bytes are those of huff0 (zstd's literals in four streams), with codes of at most
-// tableLog bits, so that a table of 256 entries decodes them.
+// huffScratch codes planes by Huffman: the bytes are those of huff0 (zstd's literals in four streams). Codes of at most tableLog
+// bits are decoded here, longer ones by huff0.
 type huffScratch struct {
 	counts  [8][256]uint32
 	codes   codeTable
@@ -31,7 +31,7 @@ type huffScratch struct {
 	table   [512]byte // the weights, coded
 	fse     fse.Scratch
 	out     unpackTable
-	long    huff0.Scratch // for codes over tableLog bits, which Encode does not make
+	long    huff0.Scratch // for codes over tableLog bits
 }
 
 // blockSize is that of the blocks of a plane of n bytes: as many for each half, which
@@ -42,8 +42,8 @@ func blockSize(n int) int {
 	return (half + each - 1) / max(each, 1)
 }
 
-// encode appends plane in blocks.
-func (h *huffScratch) encode(dst, plane []byte) []byte {
+// encode appends plane in blocks, with codes of at most most bits.
+func (h *huffScratch) encode(dst, plane []byte, most int) []byte {
 	size := blockSize(len(plane))
 	for len(plane) > 0 {
 		b := plane[:min(len(plane), size)]
@@ -54,7 +54,7 @@ func (h *huffScratch) encode(dst, plane []byte) []byte {
 			continue
 		}
 		start := len(dst)
-		out := h.appendHuffman(appendBlock(dst, blockHuffman, 0), b, counts)
+		out := h.appendHuffman(appendBlock(dst, blockHuffman, 0), b, counts, most)
 		if n := len(out) - start - blockHeaderBytes; out != nil && n < len(b) {
 			appendBlock(out[:start], blockHuffman, n)
 			dst = out

@@ -28,8 +28,7 @@ func mergeBF16AVX2(dst, coded, other *byte, n int)
 //go:noescape
 func unpackBMI2(s *[4]stream, t *[1 << tableLog]uint32, dst, src *byte, n int)
 
-// packBMI2 does what a packer's words does, with n times eight bytes, n at least 1. It writes no further than eight bytes more than that from
-// buf, whatever table and bytes are.
+// packBMI2 does what a packer's words does, with n times eight bytes, n at least 1. It writes up to eight bytes more than it returns.
 //
 //go:noescape
 func packBMI2(p *packer, t *codeTable, buf, seg *byte, n int) int

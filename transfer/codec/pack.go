@@ -8,8 +8,10 @@ import (
 )
 
 const (
-	// tableLog is the length of the longest code. Exponents lose nothing by it.
+	// tableLog is the length of the longest code that one look at a table decodes. Exponents lose 0.3 % by it.
 	tableLog = 8
+	// longestCode is that of the format, which bytes of more even values need.
+	longestCode = 11
 	// fseLog is the most that a table of weights may take.
 	fseLog = 6
 	// clean is how many bits a container of pack may hold before the lengths in its low bits get among them.
@@ -21,14 +23,14 @@ type codeTable [256]uint64
 
 // A coinBox is what lengths needs besides its arguments.
 type coinBox struct {
-	keys  [256]uint32               // bytes that occur, by count
-	coins [2][512]uint32            // of this length and the one before
-	bytes [tableLog + 1][513]uint16 // how many of a list's first coins are bytes and not pairs
+	keys  [256]uint32                  // bytes that occur, by count
+	coins [2][512]uint32               // of this length and the one before
+	bytes [longestCode + 1][513]uint16 // how many of a list's first coins are bytes and not pairs
 }
 
-// lengths gives each byte that counts is not zero for, at least two, a code of 1 to tableLog bits, as few in all as can be: package-merge, Larmore
-// and Hirschberg, "A fast algorithm for optimal length-limited Huffman codes", 1990. It returns the longest length.
-func (t *codeTable) lengths(counts *[256]uint32, box *coinBox) (longest int) {
+// lengths gives each byte that counts is not zero for, at least two, a code of 1 to most bits, which are 8 to longestCode, as few in all as can
+// be: package-merge, Larmore and Hirschberg, "A fast algorithm for optimal length-limited Huffman codes", 1990. It returns the longest length.
+func (t *codeTable) lengths(counts *[256]uint32, most int, box *coinBox) (longest int) {
 	n := 0
 	for b, c := range counts {
 		if c > 0 {
@@ -40,7 +42,7 @@ func (t *codeTable) lengths(counts *[256]uint32, box *coinBox) (longest int) {
 	slices.Sort(keys) // rare ones first, among equals the higher byte
 	// A list holds the bytes and, for a longer code, pairs of the list before, by count. The first 2n-2 of the last list are bought.
 	paired := 0
-	for bits := 1; bits <= tableLog; bits++ {
+	for bits := 1; bits <= most; bits++ {
 		from, to, leaf, pair := &box.coins[bits&1], &box.coins[bits&1^1], 0, 0
 		of := &box.bytes[bits]
 		for i := range n + paired {
@@ -59,7 +61,7 @@ func (t *codeTable) lengths(counts *[256]uint32, box *coinBox) (longest int) {
 	// A byte's code is as long as there are lists that it was bought from.
 	clear(t[:])
 	buy := 2*n - 2
-	for bits := tableLog; bits > 0 && buy > 0; bits-- {
+	for bits := most; bits > 0 && buy > 0; bits-- {
 		m := int(box.bytes[bits][buy])
 		for _, k := range keys[:m] {
 			t[byte(255-k)]++
@@ -71,12 +73,12 @@ func (t *codeTable) lengths(counts *[256]uint32, box *coinBox) (longest int) {
 
 // assign turns lengths into codes: the longest first, ascending, bytes of one length in their order.
 func (t *codeTable) assign() {
-	var next [tableLog + 2]uint64
+	var next [longestCode + 1]uint64
 	for _, e := range t {
 		next[e]++
 	}
 	code := uint64(0)
-	for bits := tableLog; bits > 0; bits-- {
+	for bits := longestCode; bits > 0; bits-- {
 		n := next[bits]
 		next[bits] = code
 		code = (code + n) >> 1
@@ -108,7 +110,7 @@ func (h *huffScratch) appendWeights(dst []byte, longest int) []byte {
 	}
 	if last >= 2 {
 		top, most := 0, uint32(0)
-		for w, c := range hist[:tableLog+1] {
+		for w, c := range hist[:longestCode+1] {
 			if c > 0 {
 				top, most = w, max(most, c)
 			}
@@ -132,12 +134,12 @@ func (h *huffScratch) appendWeights(dst []byte, longest int) []byte {
 }
 
 // appendHuffman appends table and streams of b, whose bytes, of at least two values, are counted. It returns nil where that cannot
-// be or clearly is not shorter.
-func (h *huffScratch) appendHuffman(dst, b []byte, counts *[256]uint32) []byte {
+// be or clearly is not shorter. b may not change meanwhile: nothing is written beyond what its counts say.
+func (h *huffScratch) appendHuffman(dst, b []byte, counts *[256]uint32, most int) []byte {
 	if len(b) < leastHuffman {
 		return nil
 	}
-	longest := h.codes.lengths(counts, &h.coins)
+	longest := h.codes.lengths(counts, most, &h.coins)
 	bits := 0
 	for i, c := range counts {
 		bits += int(c) * int(h.codes[i])
@@ -150,8 +152,7 @@ func (h *huffScratch) appendHuffman(dst, b []byte, counts *[256]uint32) []byte {
 	}
 	h.codes.assign()
 	jump := len(dst)
-	// As much as the longest codes take, whatever has become of b since it was counted.
-	dst = slices.Grow(dst, jumpBytes+len(b)+4+8)
+	dst = slices.Grow(dst, jumpBytes+bits/8+4+8)
 	buf, pos := dst[:cap(dst)], jump+jumpBytes
 	segment := (len(b) + 3) / 4
 	for i := range 3 {
@@ -164,16 +165,14 @@ func (h *huffScratch) appendHuffman(dst, b []byte, counts *[256]uint32) []byte {
 }
 
 // pack writes the codes of seg, the last first, and a bit that marks the end to buf, and returns how many bytes that is. Bits
-// fill bytes from the lowest. buf has room for eight bytes more than seg.
+// fill bytes from the lowest. buf has room for eight bytes more.
 func (t *codeTable) pack(buf, seg []byte) int {
 	var p packer
 	pos, seg := p.odd(t, buf, seg)
-	rest := buf[pos:]
-	_ = rest[len(seg)+7]
 	if hasBMI && len(seg) > 0 {
-		pos += packBMI2(&p, t, &rest[0], &seg[0], len(seg)/8)
+		pos += packBMI2(&p, t, &buf[pos], &seg[0], len(seg)/8)
 	} else {
-		pos += p.words(t, rest, seg)
+		pos += p.words(t, buf[pos:], seg)
 	}
 	buf[pos] = byte((p.bits>>1 | 1<<63) >> (63 - p.n))
 	return pos + 1

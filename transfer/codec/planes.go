@@ -91,13 +91,13 @@ func word8(b []byte, i int) *[8]byte {
 	return (*[8]byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(b)), 8*i))
 }
 
-// encodePlanes appends the coded plane, the other one and the tail.
-func (s *Scratch) encodePlanes(dst, src []byte, split func(coded, other, src []byte)) []byte {
+// encodePlanes appends the coded plane, with codes of at most most bits, the other one and the tail.
+func (s *Scratch) encodePlanes(dst, src []byte, split func(coded, other, src []byte), most int) []byte {
 	n := len(src) / group * group
 	coded, _ := s.planes(n / 2)
 	other := s.other[:n/2]
 	split(coded, other, src[:n])
-	dst = s.huff.encode(dst, coded)
+	dst = s.huff.encode(dst, coded, most)
 	dst = append(dst, other...)
 	return append(dst, src[n:]...)
 }
