@@ -23,7 +23,8 @@
 //	     tail: n mod 16 bytes
 //
 //	block, of an equal part of the plane, as few as make an even number of at most 65,535 bytes:
-//	 1  kind: 0 as it is, 1 one byte repeated, 2 Huffman (huff0, four streams, its table first)
+//	 1  kind: 0 as it is, 1 one byte repeated, 2 Huffman (huff0, four streams, its table first; codes of at most 11
+//	    bits, of which encoders make at most 8 for exponents)
 //	 3  length of what follows
 //
 // Planes hold the elements of each 16 bytes in the order 0 4 1 5 2 6 3 7.
@@ -38,6 +39,9 @@
 // All functions may be called concurrently with different scratches.
 //
 // # Limitations
+//
+// On amd64 assembly does what AVX2, BMI1 and BMI2 are for, where there are any; not in builds with the tag purego. Codes over 8 bits are
+// decoded at half the speed.
 //
 // The order-0 entropy of each page is the bound: context between tokens or channels is worth 2 to 4 % more and is not
 // used. Checksums are the caller's: a damaged page may decode to other bytes.
