@@ -253,6 +253,9 @@ func (v migrationView) table(w io.Writer) {
 	if v.Message != "" {
 		row(w, "message:", v.Message)
 	}
+	if v.Replanned != "" {
+		row(w, "given up:", v.Replanned)
+	}
 	if v.Source != nil {
 		row(w, "source:", v.Source.text())
 	}

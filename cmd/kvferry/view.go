@@ -92,6 +92,7 @@ type migrationView struct {
 	Bytes            int64         `json:"bytes"`
 	WireBytes        int64         `json:"wire_bytes"`
 	DuplicateBytes   int64         `json:"duplicate_bytes"`
+	Replanned        string        `json:"replanned"` // why a fetch was given up midway; empty when none was
 	Tokens           int64         `json:"tokens"`
 	TailTokens       int64         `json:"tail_tokens"`
 	StaleTailTokens  int64         `json:"stale_tail_tokens"`
@@ -137,6 +138,7 @@ func (v *migrationView) report(r *pb.MigrationReport) {
 	v.Ownership = enumName(r.GetOwnership(), "OWNERSHIP_", true)
 	v.Source, v.Epoch = viewNode(r.GetSource()), r.GetEpoch()
 	v.BlocksTotal, v.BlocksPresent, v.BlocksMoved, v.BlocksUsable = r.GetBlocksTotal(), r.GetBlocksPresent(), r.GetBlocksMoved(), r.GetBlocksUsable()
+	v.Replanned = r.GetReplanned()
 	v.BlocksComputed, v.DuplicateBytes = r.GetBlocksComputed(), r.GetDuplicateBytes()
 	v.Pages, v.PagesRetried = r.GetPages(), r.GetPagesRetried()
 	v.Bytes, v.WireBytes = r.GetBytes(), r.GetWireBytes()

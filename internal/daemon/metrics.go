@@ -47,6 +47,7 @@ type migrationMetrics struct {
 	staleTokens prometheus.Counter
 	computed    prometheus.Counter
 	duplicate   prometheus.Counter
+	replanned   prometheus.Counter
 }
 
 // egressMetrics are what pullers take from this node.
@@ -161,6 +162,7 @@ func newMigrationMetrics(mk maker) migrationMetrics {
 		blocksHere:  mk.counter("kvferry_migration_present_blocks_total", "Blocks of the sessions that were here already."),
 		computed:    mk.counter("kvferry_migration_computed_blocks_total", "Blocks that an engine prefilled while others of the session moved."),
 		duplicate:   mk.counter("kvferry_migration_duplicate_bytes_total", "Bytes of blocks that had been asked for and were prefilled instead."),
+		replanned:   mk.counter("kvferry_migration_replanned_total", "Fetches that were given up midway, because prefilling the rest had become the faster way."),
 		staleTokens: mk.counter("kvferry_migration_stale_tokens_total", "Tokens that sessions grew by while they migrated and that did not move."),
 	}
 	steps := mk.histograms("kvferry_migration_step_seconds",
@@ -223,6 +225,9 @@ func (m *migrationMetrics) count(r *pb.MigrationReport, blockBytes int64) {
 	m.blocksHere.Add(float64(r.GetBlocksPresent()))
 	m.computed.Add(float64(r.GetBlocksComputed()))
 	m.duplicate.Add(float64(r.GetDuplicateBytes()))
+	if r.GetReplanned() != "" {
+		m.replanned.Inc()
+	}
 	m.staleTokens.Add(float64(r.GetStaleTailTokens()))
 	// The engine's prefill after a recompute is not seen here, so only what moved blocks has an actual time.
 	if p := r.GetPredictedSeconds(); p > 0 && r.GetBlocksMoved() > 0 && r.GetState() == pb.MigrationState_MIGRATION_STATE_COMMITTED {

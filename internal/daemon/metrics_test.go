@@ -93,6 +93,10 @@ func (w reported) add(r *pb.MigrationReport, blockBytes int64) {
 	w["kvferry_migration_present_blocks_total"] += float64(r.GetBlocksPresent())
 	w["kvferry_migration_computed_blocks_total"] += float64(r.GetBlocksComputed())
 	w["kvferry_migration_duplicate_bytes_total"] += float64(r.GetDuplicateBytes())
+	w["kvferry_migration_replanned_total"] += 0
+	if r.GetReplanned() != "" {
+		w["kvferry_migration_replanned_total"]++
+	}
 	w["kvferry_migration_stale_tokens_total"] += float64(r.GetStaleTailTokens())
 	if r.GetBlocksMoved() > 0 && r.GetPredictedSeconds() > 0 && st == "committed" {
 		labels = fmt.Sprintf(`{mode=%q}`, mode)

@@ -82,7 +82,9 @@ type drive struct {
 	session   kvstore.Session
 	offer     offered
 	mode      planner.Mode
-	met       bool // a hybrid's ends have met: what is missing after it is fetched
+	inputs    inputs                 // of the plan
+	replanned atomic.Pointer[string] // why the fetch was given up; nil: it was not
+	met       bool                   // a hybrid's ends have met: what is missing after it is fetched
 	predicted float64
 	alone     bool // on a measured link, when it was planned
 	lost      int  // blocks at the end of the session that the source does not have
@@ -359,6 +361,9 @@ func (m *migration) makeReport(st state) *pb.MigrationReport {
 	}
 	if dr.source != "" {
 		r.Source = &pb.Node{NodeId: string(dr.source), RegionId: dr.sourceReg, Incarnation: dr.sourceInc}
+	}
+	if why := dr.replanned.Load(); why != nil {
+		r.Replanned = *why
 	}
 	if f := dr.failure; f != nil && st != stateCommitted && st != stateRedirect {
 		r.Code, r.Message = string(f.Reason), f.Error()

@@ -68,6 +68,7 @@ func (m *migration) decide() (d planner.Decision, plan *pb.Plan, missing int, er
 	dr.present0 = int64(len(dr.session.Keys) - missingBlocks(a, t, dr.session.Keys))
 	in := m.d.planInputs(dr.engine, dr.link, dr.session, presentPrefix(a, t, dr.session.Keys), missing, dr.offer.backlog, m.demand)
 	in.link = capped(in.link, dr.offer.maxRate)
+	dr.inputs = in
 	dr.alone = !in.link.Cold && in.link.EgressBacklog == 0 && dr.link.Stats().Transfers == 0
 	if d, err = planner.Decide(in.request, in.model, in.compute, in.link); err != nil {
 		return d, nil, 0, err
@@ -292,7 +293,9 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 	m.startProgress(t, int64(order.layers), layout.BlockBytes())
 	if err = t.Post(ctx); err == nil {
 		var res transfer.Result
+		stop := m.watchFetch(ctx, t)
 		res, err = t.Wait(ctx)
+		stop()
 		dr.wire, dr.retried = dr.wire+res.WireBytes, dr.retried+int64(res.PagesAgain)
 	}
 	_ = t.Release() // quiet from here on
@@ -306,6 +309,9 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 		return evLanded, nil
 	}
 	m.abortWanted()
+	if errors.Is(err, transfer.ErrCancelled) && dr.replanned.Load() != nil && ctx.Err() == nil {
+		return m.giveUp()
+	}
 	if errors.Is(err, transfer.ErrChecksumMismatch) && ctx.Err() == nil {
 		return m.accuse(ctx, local, remote, err)
 	}

@@ -1044,8 +1044,10 @@ type MigrationReport struct {
 	// Bytes that arrived, or were on their way, of blocks that the front took over; hybrid only. On their way: as far as this
 	// side knows.
 	DuplicateBytes int64 `protobuf:"varint,24,opt,name=duplicate_bytes,json=duplicateBytes,proto3" json:"duplicate_bytes,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Why a fetch was given up midway for a recompute of what was still missing; empty when it was not.
+	Replanned     string `protobuf:"bytes,25,opt,name=replanned,proto3" json:"replanned,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MigrationReport) Reset() {
@@ -1244,6 +1246,13 @@ func (x *MigrationReport) GetDuplicateBytes() int64 {
 		return x.DuplicateBytes
 	}
 	return 0
+}
+
+func (x *MigrationReport) GetReplanned() string {
+	if x != nil {
+		return x.Replanned
+	}
+	return ""
 }
 
 // Migration is one migration as it stands.
@@ -1877,7 +1886,7 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\x05waits\x18\x06 \x01(\bR\x05waits\x12'\n" +
 	"\x0ftransfers_ahead\x18\a \x01(\x03R\x0etransfersAhead\x12\x1f\n" +
 	"\vbytes_ahead\x18\b \x01(\x03R\n" +
-	"bytesAhead\"\x8c\a\n" +
+	"bytesAhead\"\xaa\a\n" +
 	"\x0fMigrationReport\x120\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1a.kvferry.v1.MigrationStateR\x05state\x12$\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x10.kvferry.v1.ModeR\x04mode\x12\x12\n" +
@@ -1905,7 +1914,8 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\bfidelity\x18\x15 \x01(\x0e2\x14.kvferry.v1.FidelityR\bfidelity\x12#\n" +
 	"\rpages_retried\x18\x16 \x01(\x03R\fpagesRetried\x12'\n" +
 	"\x0fblocks_computed\x18\x17 \x01(\x03R\x0eblocksComputed\x12'\n" +
-	"\x0fduplicate_bytes\x18\x18 \x01(\x03R\x0eduplicateBytes\"\xf4\x02\n" +
+	"\x0fduplicate_bytes\x18\x18 \x01(\x03R\x0eduplicateBytes\x12\x1c\n" +
+	"\treplanned\x18\x19 \x01(\tR\treplanned\"\xf4\x02\n" +
 	"\tMigration\x12!\n" +
 	"\fmigration_id\x18\x01 \x01(\tR\vmigrationId\x12\x1d\n" +
 	"\n" +
