@@ -310,7 +310,7 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 	}
 	m.abortWanted()
 	if errors.Is(err, transfer.ErrCancelled) && dr.replanned.Load() != nil && ctx.Err() == nil {
-		return m.giveUp()
+		return m.giveUp(ctx)
 	}
 	if errors.Is(err, transfer.ErrChecksumMismatch) && ctx.Err() == nil {
 		return m.accuse(ctx, local, remote, err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/planner"
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 	"github.com/kvferry/kvferry/transfer"
 )
 
@@ -102,9 +103,14 @@ func (r *replanner) look(now time.Time, p transfer.Progress) (fetch, prefill flo
 	return fetch, rest.Seconds - after.Seconds, rest.Priced
 }
 
-// giveUp makes a recompute of a fetch: what has landed whole from the front stays.
-func (m *migration) giveUp() (event, error) {
+// giveUp makes a recompute of a fetch: what has landed whole from the front stays. A source that does not answer can't hand over.
+func (m *migration) giveUp(ctx context.Context) (event, error) {
 	dr := &m.drive
+	asking, cancel := context.WithTimeout(ctx, max(2*time.Second, 8*m.rtt()))
+	defer cancel()
+	if _, err := m.d.callPeer(asking, dr.link, &pb.PeerRequest{Call: &pb.PeerRequest_Renew{Renew: &pb.RenewCall{OfferId: dr.offer.id}}}); err != nil {
+		return 0, failf(ReasonStalled, "check the link with `kvferry links`, and migrate again", "%s, and the source does not answer: %v", *dr.replanned.Load(), err)
+	}
 	if err := m.holdPresent(dr.session.Keys); err != nil {
 		return 0, err
 	}
