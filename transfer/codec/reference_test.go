@@ -17,10 +17,9 @@ import (
 
 // plain is the format written down the plain way, element by element and with huff0: the oracle of what is fast here.
 type plain struct {
-	enc, dec       huff0.Scratch
-	longest        uint8 // table log that huff0 is asked for
-	coded, other   []byte
-	appended, tail []byte
+	enc, dec           huff0.Scratch
+	longest            uint8 // table log that huff0 is asked for
+	coded, other, tail []byte
 }
 
 // perm is the place in a plane of each of a group's elements.

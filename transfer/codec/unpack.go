@@ -13,8 +13,8 @@ const (
 	looks = 7
 	// mostALook is how many bytes a look gives at most.
 	mostALook = 3
-	// window is what a step may write to.
-	window = 36
+	// window is what a step may write to: what it gives, and what a look writes besides one byte.
+	window = looks*mostALook + 1
 )
 
 // An unpackTable decodes by the next tableLog bits.
