@@ -47,6 +47,7 @@ func (a *app) benchCommands(b *benchFlags) []*cobra.Command {
 		a.newBenchCrossover(b),
 		a.newBenchWan(b),
 		a.newBenchQueue(b),
+		a.newBenchHybrid(b),
 		a.newBenchCodec(b),
 		a.newBenchKVDump(b),
 		a.newBenchReport(b),
