@@ -18,6 +18,17 @@ type Coding struct {
 	Codec codec.ID // of the last chunk that left, of the last page that came
 }
 
+// Add adds the counts of another link; Codec stays unless there were no pages.
+func (c *Coding) Add(o Coding) {
+	if c.PageBytes == 0 {
+		c.Codec = o.Codec
+	}
+	c.PageBytes += o.PageBytes
+	c.WireBytes += o.WireBytes
+	c.CodedBytes += o.CodedBytes
+	c.Busy += o.Busy
+}
+
 // codingCounts are the counters of Coding.
 type codingCounts struct {
 	page, wire, coded atomic.Uint64

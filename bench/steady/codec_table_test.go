@@ -27,7 +27,7 @@ func codecRows(t *testing.T) []*codecRow {
 	var rs []*codecRow
 	add := func(name, link string, cores int, costs map[codec.ID]Cost) {
 		c := Cell{WAN: model(t, link+",seed=1"), Cores: cores, PacketCost: packetCost, Costs: costs}
-		c.Warm, c.Measure = max(20*c.WAN.RTT, 2*time.Second), max(15*c.WAN.RTT, time.Second)
+		c.Measure = max(20*c.WAN.RTT, 3*time.Second/2)
 		rs = append(rs, &codecRow{Name: fmt.Sprintf("%s/%d", name, cores), WAN: c.WAN.String(), Cores: cores, cell: c})
 	}
 	for _, rtt := range []int{20, 70, 150, 300} {

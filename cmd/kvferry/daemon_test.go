@@ -136,9 +136,11 @@ func (d *fakeDaemon) ListLinks(_ context.Context, r *pb.ListLinksRequest) (*pb.L
 		{
 			Peer: &pb.Node{NodeId: "us-1", RegionId: "us"}, Address: "us:7441", Connected: true, Stripes: 8, RttMin: durationpb.New(70 * time.Millisecond),
 			RttSmoothed: durationpb.New(72 * time.Millisecond), GoodputBps: 9e8, Measured: true, Age: durationpb.New(3 * time.Second), BytesReceived: 1 << 30,
-			Goodput:  &pb.Estimate{Value: 9e8, Spread: 1e7, Samples: 4, Age: durationpb.New(3 * time.Second), Basis: pb.EstimateBasis_ESTIMATE_BASIS_MEASURED},
-			Capacity: &pb.Estimate{Value: 1e9, Age: durationpb.New(5 * time.Second), Basis: pb.EstimateBasis_ESTIMATE_BASIS_MEASURED},
-			Loss:     &pb.Estimate{Value: 1e-4, Age: durationpb.New(4 * time.Hour), Basis: pb.EstimateBasis_ESTIMATE_BASIS_PERSISTED},
+			Goodput:    &pb.Estimate{Value: 9e8, Spread: 1e7, Samples: 4, Age: durationpb.New(3 * time.Second), Basis: pb.EstimateBasis_ESTIMATE_BASIS_MEASURED},
+			Capacity:   &pb.Estimate{Value: 1e9, Age: durationpb.New(5 * time.Second), Basis: pb.EstimateBasis_ESTIMATE_BASIS_MEASURED},
+			CodecRatio: &pb.Estimate{Value: 1.47, Basis: pb.EstimateBasis_ESTIMATE_BASIS_MEASURED}, CodecRate: &pb.Estimate{Value: 6e9, Basis: pb.EstimateBasis_ESTIMATE_BASIS_MEASURED},
+			PagesReceived: &pb.PageCoding{PageBytes: 147e7, WireBytes: 1e9, CodedBytes: 14e8, Busy: durationpb.New(1500 * time.Millisecond), Codec: "huff"},
+			Loss:          &pb.Estimate{Value: 1e-4, Age: durationpb.New(4 * time.Hour), Basis: pb.EstimateBasis_ESTIMATE_BASIS_PERSISTED},
 		},
 		{
 			Peer: &pb.Node{NodeId: "ap-1"}, Address: "ap:7441", Error: "no route", GoodputBps: 1e9,
@@ -484,9 +486,12 @@ func TestShow(t *testing.T) {
 				"links.0.measured": true, "links.0.capacity.value": 1e9, "links.0.capacity.basis": "measured", "links.0.loss.basis": "persisted", "links.0.ramp.basis": "unknown",
 				"links.0.goodput.spread": 1e7, "links.0.goodput.samples": 4.0, "links.2.goodput.basis": "persisted", "links.2.goodput.age_seconds": 90.0,
 				"links.0.age_seconds": 3.0, "links.0.bytes_received": float64(1 << 30),
+				"links.0.codec_ratio.value": 1.47, "links.0.codec_ratio.basis": "measured", "links.0.codec_rate.value": 6e9, "links.0.pages_received.codec": "huff",
+				"links.0.pages_received.page_bytes": 147e7, "links.0.pages_received.wire_bytes": 1e9, "links.0.pages_received.coded_bytes": 14e8,
+				"links.0.pages_received.busy_seconds": 1.5, "links.0.pages_sent.codec": "", "links.2.codec_ratio.basis": "unknown",
 			},
 			[]string{
-				"us-1 (us) us:7441 yes 8 70 ms 72 ms 900Mbps (3 s ago) 1Gbps (5 s ago) 0.01 % (remembered, 14400 s ago)", "ap-1 ap:7441 no 0 ? ? 1Gbps (prior) ? ?", "no route",
+				"us-1 (us) us:7441 yes 8 70 ms 72 ms 900Mbps (3 s ago) 1Gbps (5 s ago) 0.01 % (remembered, 14400 s ago) huff 1.47:1 -", "ap-1 ap:7441 no 0 ? ? 1Gbps (prior) ? ?", "no route",
 				"eu-2 - no 0 ? ? 2Gbps (remembered, 90 s ago) ? ?", "sa-1 - no 0 ? ? unknown",
 			},
 			&pb.ListLinksRequest{},

@@ -24,10 +24,10 @@ func (a *app) newLinks() *cobra.Command {
 					list = append(list, viewLink(l))
 				}
 				return a.print(map[string]any{"links": list}, func(w io.Writer) {
-					row(w, "PEER", "ADDRESS", "UP", "STRIPES", "RTT MIN", "RTT", "GOODPUT", "CAPACITY", "LOSS", "SENT", "RECEIVED", "LOST", "BACKLOG", "NOTE")
+					row(w, "PEER", "ADDRESS", "UP", "STRIPES", "RTT MIN", "RTT", "GOODPUT", "CAPACITY", "LOSS", "CODEC IN", "CODEC OUT", "SENT", "RECEIVED", "LOST", "BACKLOG", "NOTE")
 					for _, l := range list {
 						row(w, l.Peer.text(), dash(l.Address), yesNo(l.Connected), l.Stripes, known(l.RTTMinSeconds), known(l.RTTSmoothedSeconds), l.goodput(),
-							l.Capacity.text(rateText), l.Loss.text(shareText), bytesText(l.BytesSent), bytesText(l.BytesReceived), l.PacketsLost, bytesText(l.EgressBacklogBytes), l.Error)
+							l.Capacity.text(rateText), l.Loss.text(shareText), l.PagesReceived.text(), l.PagesSent.text(), bytesText(l.BytesSent), bytesText(l.BytesReceived), l.PacketsLost, bytesText(l.EgressBacklogBytes), l.Error)
 					}
 				})
 			})

@@ -195,6 +195,34 @@ type linkView struct {
 	RTT      estimateView `json:"rtt"`      // seconds
 	Loss     estimateView `json:"loss"`     // 0 to 1
 	Ramp     estimateView `json:"ramp"`     // seconds
+	// What codecs make of pages.
+	CodecRatio    estimateView   `json:"codec_ratio"` // page bytes over what they took coded
+	CodecRate     estimateView   `json:"codec_rate"`  // page bit/s at the slower end
+	PagesSent     pageCodingView `json:"pages_sent"`
+	PagesReceived pageCodingView `json:"pages_received"`
+}
+
+// pageCodingView counts pages that went one way.
+type pageCodingView struct {
+	PageBytes   int64   `json:"page_bytes"`
+	WireBytes   int64   `json:"wire_bytes"`
+	CodedBytes  int64   `json:"coded_bytes"`
+	BusySeconds float64 `json:"busy_seconds"`
+	Codec       string  `json:"codec"` // of the last pages; empty before there were any
+}
+
+func viewPageCoding(c *pb.PageCoding) pageCodingView {
+	return pageCodingView{
+		PageBytes: c.GetPageBytes(), WireBytes: c.GetWireBytes(), CodedBytes: c.GetCodedBytes(), BusySeconds: seconds(c.GetBusy()), Codec: c.GetCodec(),
+	}
+}
+
+// text is the codec of the last pages and what it has made of all of them.
+func (c pageCodingView) text() string {
+	if c.PageBytes == 0 || c.WireBytes == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%s %.3g:1", c.Codec, float64(c.PageBytes)/float64(c.WireBytes))
 }
 
 // estimateView is a number with what it is worth.
@@ -236,7 +264,8 @@ func viewLink(l *pb.LinkStatus) linkView {
 		Measured: l.GetMeasured(), AgeSeconds: seconds(l.GetAge()), BytesSent: l.GetBytesSent(), BytesReceived: l.GetBytesReceived(),
 		PacketsLost: l.GetPacketsLost(), EgressBacklogBytes: l.GetEgressBacklogBytes(), Transfers: l.GetTransfers(), Streams: l.GetStreams(),
 		Goodput: viewEstimate(l.GetGoodput()), Capacity: viewEstimate(l.GetCapacity()), RTT: viewEstimate(l.GetRtt()), Loss: viewEstimate(l.GetLoss()),
-		Ramp: viewEstimate(l.GetRamp()),
+		Ramp: viewEstimate(l.GetRamp()), CodecRatio: viewEstimate(l.GetCodecRatio()), CodecRate: viewEstimate(l.GetCodecRate()),
+		PagesSent: viewPageCoding(l.GetPagesSent()), PagesReceived: viewPageCoding(l.GetPagesReceived()),
 	}
 }
 

@@ -42,6 +42,8 @@ type Parts struct {
 	// EngineLoad returns the reader of one engine's load; the daemon runs it until Close. Default: a scraper of the
 	// engine's metrics_url. It is asked about engines with such an address only.
 	EngineLoad func(EngineConfig) (EngineLoadReader, error)
+	// Codecs codes and decodes pages. Default: package codec.
+	Codecs transfer.Codecs
 	// Log takes events. Default: none.
 	Log *slog.Logger
 	// Version is reported by Status.
@@ -224,6 +226,7 @@ func (d *Daemon) openAgent(parts Parts) error {
 		Stripes: d.cfg.Link.Stripes, Recall: d.paths.recall, ConnectTimeout: d.cfg.Link.ConnectTimeout, ProgressTimeout: d.cfg.Link.ProgressTimeout,
 		Repair:  lost,
 		Codec:   d.cfg.Link.Codec,
+		Codecs:  parts.Codecs,
 		Handler: d.answerPeer, OnServed: d.served, Share: d.share, MaxRate: d.cfg.Link.MaxRate,
 		Logger: d.log, Registerer: d.registry,
 	})

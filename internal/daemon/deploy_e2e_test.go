@@ -371,7 +371,7 @@ func TestPrometheus(t *testing.T) {
 
 // noData are queries that need what this test's host may not have, or what should not happen.
 func noData(expr string) bool {
-	for _, learnt := range []string{"kvferry_link_capacity_", "kvferry_link_ramp_", "kvferry_link_loss_ratio"} {
+	for _, learnt := range []string{"kvferry_link_capacity_", "kvferry_link_ramp_", "kvferry_link_loss_ratio", "kvferry_link_codec_"} {
 		if strings.HasPrefix(expr, learnt) { // takes longer transfers than these
 			return true
 		}

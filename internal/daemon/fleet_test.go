@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -169,6 +170,7 @@ type testEngine struct {
 	layout *pb.Layout
 	reg    *pb.RegisterEngineResponse
 	file   *os.File
+	values bool // blocks hold normal BF16 values, which codecs make shorter
 }
 
 func (n *node) register(id string, l *pb.Layout, bytes int64) *testEngine {
@@ -203,6 +205,13 @@ func chain(seed string, n int) [][]byte {
 func (e *testEngine) content(key []byte) []byte {
 	out := make([]byte, e.reg.GetBlockBytes())
 	rng := rand.NewChaCha8([32]byte(sha256.Sum256(key)))
+	if e.values {
+		normal := rand.New(rng)
+		for i := 0; i+1 < len(out); i += 2 {
+			binary.LittleEndian.PutUint16(out[i:], uint16(math.Float32bits(float32(normal.NormFloat64()))>>16))
+		}
+		return out
+	}
 	_, _ = rng.Read(out)
 	return out
 }

@@ -118,6 +118,8 @@ func (v *view) add(peer transfer.Peer, st transfer.LinkStats) {
 	v.stats.PacketsReceived += st.PacketsReceived
 	v.stats.PacketsLost += st.PacketsLost
 	v.stats.QueuedBytes += st.QueuedBytes
+	v.stats.Sent.Add(st.Sent)
+	v.stats.Received.Add(st.Received)
 	v.stats.Transfers += st.Transfers
 	v.stats.Calls += st.Calls
 }

@@ -42,6 +42,8 @@ func (c *linkCounts) add(st transfer.LinkStats) {
 	c.PacketsReceived += st.PacketsReceived
 	c.PacketsLost += st.PacketsLost
 	c.Repair.Add(st.Repair)
+	c.Sent.Add(st.Sent)
+	c.Received.Add(st.Received)
 }
 
 func newLinkCollector(l *links) *linkCollector {
@@ -115,6 +117,14 @@ var linkCounters = []row[linkCounts]{
 	counterRow("kvferry_link_repair_repaired_packets_total", "QUIC packets from the peer that were lost and rebuilt here from parity.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Repair.Repaired) })),
 	counterRow("kvferry_link_repair_unrepaired_packets_total", "QUIC packets from the peer that were lost, named by parity, and could not be rebuilt: QUIC sends them again and slows down.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Repair.Unrepaired) })),
 	counterRow("kvferry_link_repair_rejected_packets_total", "Packets of repair that named a connection of the peer and were not from it, changed on the way, or came before: dropped. Someone on the path forges or replays, or the path damages packets.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Repair.Rejected) })),
+	counterRow("kvferry_link_sent_page_bytes_total", "Bytes of pages sent, before they are coded, repeats included.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Sent.PageBytes) })),
+	counterRow("kvferry_link_sent_page_wire_bytes_total", "Bytes that those pages took, coded where they were: kvferry_link_sent_page_bytes_total over this is what codecs gain.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Sent.WireBytes) })),
+	counterRow("kvferry_link_sent_coded_page_bytes_total", "Bytes, before they are coded, of those pages that were.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Sent.CodedBytes) })),
+	counterRow("kvferry_link_received_page_bytes_total", "Bytes of pages received, after they are decoded, repeats included.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Received.PageBytes) })),
+	counterRow("kvferry_link_received_page_wire_bytes_total", "Bytes that those pages took, coded where they were.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Received.WireBytes) })),
+	counterRow("kvferry_link_received_coded_page_bytes_total", "Bytes, after they are decoded, of those pages that were coded.", linkLabels, always(func(c linkCounts) float64 { return float64(c.Received.CodedBytes) })),
+	counterRow("kvferry_link_encode_seconds_total", "Time that coding pages took, all processors together.", linkLabels, always(func(c linkCounts) float64 { return c.Sent.Busy.Seconds() })),
+	counterRow("kvferry_link_decode_seconds_total", "Time that decoding pages took, all processors together.", linkLabels, always(func(c linkCounts) float64 { return c.Received.Busy.Seconds() })),
 	counterRow("kvferry_link_dial_failures_total", "Attempts to connect to the peer that failed.", linkLabels, always(func(c linkCounts) float64 { return float64(c.dialFailures) })),
 }
 
@@ -135,6 +145,8 @@ var linkGauges = []row[view]{
 	}),
 	gaugeRow("kvferry_link_loss_ratio", "Share of the peer's packets that it declared lost lately, without those of a queue that overflowed where they can be told apart; remembered over restarts, absent until measured.", linkLabels, whenKnown(func(v view) transfer.Estimate { return v.stats.Estimates.Loss })),
 	gaugeRow("kvferry_link_ramp_seconds", "Time that a cold link took to reach 0.9 of its rate; remembered over restarts, absent until measured.", linkLabels, whenKnown(func(v view) transfer.Estimate { return v.stats.Estimates.Ramp })),
+	gaugeRow("kvferry_link_codec_ratio", "Page bytes over what they took coded, of past migrations from the peer, a moving average, 1 where pages go raw; remembered over restarts, absent until measured.", linkLabels, whenKnown(func(v view) transfer.Estimate { return v.stats.Estimates.Ratio })),
+	gaugeRow("kvferry_link_codec_bytes_per_second", "Page bytes a second that the slower end codes or decodes, of the codec that the peer's pages come with; remembered over restarts, absent until measured.", linkLabels, whenKnown(func(v view) transfer.Estimate { return v.stats.Estimates.CodecRate })),
 	gaugeRow("kvferry_link_prior_goodput_bytes_per_second", "Configured goodput (peers.prior_bps), in bytes; absent when there is none.", linkLabels, func(v view) (float64, bool) {
 		return v.config.PriorBps / 8, v.config.PriorBps > 0
 	}),

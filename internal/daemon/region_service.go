@@ -98,6 +98,7 @@ func (s *regionService) ListLinks(context.Context, *pb.ListLinksRequest) (*pb.Li
 			l.Stripes, l.BytesSent, l.BytesReceived, l.PacketsLost = uint32(st.Stripes), int64(st.BytesSent), int64(st.BytesReceived), int64(st.PacketsLost)
 			l.PacketsSent, l.PacketsRepaired = int64(st.PacketsSent), int64(st.Repair.Repaired)
 			l.ParityPacketsSent, l.ParityBytesSent = int64(st.Repair.ParityPackets), int64(st.Repair.ParityBytes)
+			l.PagesSent, l.PagesReceived = codingToProto(st.Sent), codingToProto(st.Received)
 			l.RttMin, l.RttSmoothed = durationpb.New(st.RTTMin), durationpb.New(st.RTTSmoothed)
 			l.EgressBacklogBytes, l.Transfers, l.Streams = st.QueuedBytes, int64(st.Transfers), int64(st.Streams)
 		}
@@ -111,9 +112,18 @@ func (s *regionService) ListLinks(context.Context, *pb.ListLinksRequest) (*pb.Li
 		}
 		l.Goodput, l.Capacity = estimateToProto(e.Goodput, 8), estimateToProto(e.Capacity, 8)
 		l.Rtt, l.Loss, l.Ramp = estimateToProto(e.RTTMin, 1), estimateToProto(e.Loss, 1), estimateToProto(e.Ramp, 1)
+		l.CodecRatio, l.CodecRate = estimateToProto(e.Ratio, 1), estimateToProto(e.CodecRate, 8)
 		resp.Links = append(resp.Links, l)
 	}
 	return resp, nil
+}
+
+func codingToProto(c transfer.Coding) *pb.PageCoding {
+	out := &pb.PageCoding{PageBytes: int64(c.PageBytes), WireBytes: int64(c.WireBytes), CodedBytes: int64(c.CodedBytes), Busy: durationpb.New(c.Busy)}
+	if c.PageBytes > 0 {
+		out.Codec = c.Codec.String()
+	}
+	return out
 }
 
 // estimateToProto scales an estimate.

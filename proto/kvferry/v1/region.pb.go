@@ -847,8 +847,16 @@ type LinkStatus struct {
 	ParityBytesSent int64 `protobuf:"varint,24,opt,name=parity_bytes_sent,json=parityBytesSent,proto3" json:"parity_bytes_sent,omitempty"`
 	// Packets from the peer that were lost and rebuilt here from parity.
 	PacketsRepaired int64 `protobuf:"varint,25,opt,name=packets_repaired,json=packetsRepaired,proto3" json:"packets_repaired,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Page bytes over what they took coded, of past transfers from the peer; 1 where none were. goodput counts pages as they travelled.
+	CodecRatio *Estimate `protobuf:"bytes,26,opt,name=codec_ratio,json=codecRatio,proto3" json:"codec_ratio,omitempty"`
+	// Page bit/s that the slower end codes or decodes.
+	CodecRate *Estimate `protobuf:"bytes,27,opt,name=codec_rate,json=codecRate,proto3" json:"codec_rate,omitempty"`
+	// Pages that left here.
+	PagesSent *PageCoding `protobuf:"bytes,28,opt,name=pages_sent,json=pagesSent,proto3" json:"pages_sent,omitempty"`
+	// Pages that came.
+	PagesReceived *PageCoding `protobuf:"bytes,29,opt,name=pages_received,json=pagesReceived,proto3" json:"pages_received,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LinkStatus) Reset() {
@@ -1056,6 +1064,116 @@ func (x *LinkStatus) GetPacketsRepaired() int64 {
 	return 0
 }
 
+func (x *LinkStatus) GetCodecRatio() *Estimate {
+	if x != nil {
+		return x.CodecRatio
+	}
+	return nil
+}
+
+func (x *LinkStatus) GetCodecRate() *Estimate {
+	if x != nil {
+		return x.CodecRate
+	}
+	return nil
+}
+
+func (x *LinkStatus) GetPagesSent() *PageCoding {
+	if x != nil {
+		return x.PagesSent
+	}
+	return nil
+}
+
+func (x *LinkStatus) GetPagesReceived() *PageCoding {
+	if x != nil {
+		return x.PagesReceived
+	}
+	return nil
+}
+
+// PageCoding counts pages that went one way over a link, repeats included.
+type PageCoding struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Bytes of all pages.
+	PageBytes int64 `protobuf:"varint,1,opt,name=page_bytes,json=pageBytes,proto3" json:"page_bytes,omitempty"`
+	// What those took on their way, coded or not.
+	WireBytes int64 `protobuf:"varint,2,opt,name=wire_bytes,json=wireBytes,proto3" json:"wire_bytes,omitempty"`
+	// Page bytes of those that were coded.
+	CodedBytes int64 `protobuf:"varint,3,opt,name=coded_bytes,json=codedBytes,proto3" json:"coded_bytes,omitempty"`
+	// Time that coding, or decoding, took of those, all processors together.
+	Busy *durationpb.Duration `protobuf:"bytes,4,opt,name=busy,proto3" json:"busy,omitempty"`
+	// Codec of the last pages: "raw", "huff" and so on; empty before there were any.
+	Codec         string `protobuf:"bytes,5,opt,name=codec,proto3" json:"codec,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PageCoding) Reset() {
+	*x = PageCoding{}
+	mi := &file_kvferry_v1_region_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PageCoding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PageCoding) ProtoMessage() {}
+
+func (x *PageCoding) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_region_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PageCoding.ProtoReflect.Descriptor instead.
+func (*PageCoding) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *PageCoding) GetPageBytes() int64 {
+	if x != nil {
+		return x.PageBytes
+	}
+	return 0
+}
+
+func (x *PageCoding) GetWireBytes() int64 {
+	if x != nil {
+		return x.WireBytes
+	}
+	return 0
+}
+
+func (x *PageCoding) GetCodedBytes() int64 {
+	if x != nil {
+		return x.CodedBytes
+	}
+	return 0
+}
+
+func (x *PageCoding) GetBusy() *durationpb.Duration {
+	if x != nil {
+		return x.Busy
+	}
+	return nil
+}
+
+func (x *PageCoding) GetCodec() string {
+	if x != nil {
+		return x.Codec
+	}
+	return ""
+}
+
 // Estimate is a number with what it is worth.
 type Estimate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1075,7 +1193,7 @@ type Estimate struct {
 
 func (x *Estimate) Reset() {
 	*x = Estimate{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[10]
+	mi := &file_kvferry_v1_region_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1087,7 +1205,7 @@ func (x *Estimate) String() string {
 func (*Estimate) ProtoMessage() {}
 
 func (x *Estimate) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[10]
+	mi := &file_kvferry_v1_region_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1100,7 +1218,7 @@ func (x *Estimate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Estimate.ProtoReflect.Descriptor instead.
 func (*Estimate) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{10}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Estimate) GetValue() float64 {
@@ -1201,7 +1319,7 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\fblocks_total\x18\x03 \x01(\x03R\vblocksTotal\"\x12\n" +
 	"\x10ListLinksRequest\"A\n" +
 	"\x11ListLinksResponse\x12,\n" +
-	"\x05links\x18\x01 \x03(\v2\x16.kvferry.v1.LinkStatusR\x05links\"\xd1\a\n" +
+	"\x05links\x18\x01 \x03(\v2\x16.kvferry.v1.LinkStatusR\x05links\"\xb3\t\n" +
 	"\n" +
 	"LinkStatus\x12$\n" +
 	"\x04peer\x18\x01 \x01(\v2\x10.kvferry.v1.NodeR\x04peer\x12\x18\n" +
@@ -1231,7 +1349,24 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\fpackets_sent\x18\x16 \x01(\x03R\vpacketsSent\x12.\n" +
 	"\x13parity_packets_sent\x18\x17 \x01(\x03R\x11parityPacketsSent\x12*\n" +
 	"\x11parity_bytes_sent\x18\x18 \x01(\x03R\x0fparityBytesSent\x12)\n" +
-	"\x10packets_repaired\x18\x19 \x01(\x03R\x0fpacketsRepaired\"\xb0\x01\n" +
+	"\x10packets_repaired\x18\x19 \x01(\x03R\x0fpacketsRepaired\x125\n" +
+	"\vcodec_ratio\x18\x1a \x01(\v2\x14.kvferry.v1.EstimateR\n" +
+	"codecRatio\x123\n" +
+	"\n" +
+	"codec_rate\x18\x1b \x01(\v2\x14.kvferry.v1.EstimateR\tcodecRate\x125\n" +
+	"\n" +
+	"pages_sent\x18\x1c \x01(\v2\x16.kvferry.v1.PageCodingR\tpagesSent\x12=\n" +
+	"\x0epages_received\x18\x1d \x01(\v2\x16.kvferry.v1.PageCodingR\rpagesReceived\"\xb0\x01\n" +
+	"\n" +
+	"PageCoding\x12\x1d\n" +
+	"\n" +
+	"page_bytes\x18\x01 \x01(\x03R\tpageBytes\x12\x1d\n" +
+	"\n" +
+	"wire_bytes\x18\x02 \x01(\x03R\twireBytes\x12\x1f\n" +
+	"\vcoded_bytes\x18\x03 \x01(\x03R\n" +
+	"codedBytes\x12-\n" +
+	"\x04busy\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04busy\x12\x14\n" +
+	"\x05codec\x18\x05 \x01(\tR\x05codec\"\xb0\x01\n" +
 	"\bEstimate\x12\x14\n" +
 	"\x05value\x18\x01 \x01(\x01R\x05value\x12\x16\n" +
 	"\x06spread\x18\x02 \x01(\x01R\x06spread\x12\x18\n" +
@@ -1265,7 +1400,7 @@ func file_kvferry_v1_region_proto_rawDescGZIP() []byte {
 }
 
 var file_kvferry_v1_region_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvferry_v1_region_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_kvferry_v1_region_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_kvferry_v1_region_proto_goTypes = []any{
 	(EstimateBasis)(0),           // 0: kvferry.v1.EstimateBasis
 	(*StatusRequest)(nil),        // 1: kvferry.v1.StatusRequest
@@ -1278,43 +1413,49 @@ var file_kvferry_v1_region_proto_goTypes = []any{
 	(*ListLinksRequest)(nil),     // 8: kvferry.v1.ListLinksRequest
 	(*ListLinksResponse)(nil),    // 9: kvferry.v1.ListLinksResponse
 	(*LinkStatus)(nil),           // 10: kvferry.v1.LinkStatus
-	(*Estimate)(nil),             // 11: kvferry.v1.Estimate
-	(*Node)(nil),                 // 12: kvferry.v1.Node
-	(*durationpb.Duration)(nil),  // 13: google.protobuf.Duration
-	(*Layout)(nil),               // 14: kvferry.v1.Layout
-	(*Session)(nil),              // 15: kvferry.v1.Session
+	(*PageCoding)(nil),           // 11: kvferry.v1.PageCoding
+	(*Estimate)(nil),             // 12: kvferry.v1.Estimate
+	(*Node)(nil),                 // 13: kvferry.v1.Node
+	(*durationpb.Duration)(nil),  // 14: google.protobuf.Duration
+	(*Layout)(nil),               // 15: kvferry.v1.Layout
+	(*Session)(nil),              // 16: kvferry.v1.Session
 }
 var file_kvferry_v1_region_proto_depIdxs = []int32{
-	12, // 0: kvferry.v1.StatusResponse.node:type_name -> kvferry.v1.Node
-	13, // 1: kvferry.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	13, // 0: kvferry.v1.StatusResponse.node:type_name -> kvferry.v1.Node
+	14, // 1: kvferry.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
 	4,  // 2: kvferry.v1.StatusResponse.arenas:type_name -> kvferry.v1.ArenaStatus
 	3,  // 3: kvferry.v1.StatusResponse.host:type_name -> kvferry.v1.HostInfo
-	14, // 4: kvferry.v1.ArenaStatus.layout:type_name -> kvferry.v1.Layout
+	15, // 4: kvferry.v1.ArenaStatus.layout:type_name -> kvferry.v1.Layout
 	7,  // 5: kvferry.v1.ListSessionsResponse.sessions:type_name -> kvferry.v1.SessionStatus
-	15, // 6: kvferry.v1.SessionStatus.session:type_name -> kvferry.v1.Session
+	16, // 6: kvferry.v1.SessionStatus.session:type_name -> kvferry.v1.Session
 	10, // 7: kvferry.v1.ListLinksResponse.links:type_name -> kvferry.v1.LinkStatus
-	12, // 8: kvferry.v1.LinkStatus.peer:type_name -> kvferry.v1.Node
-	13, // 9: kvferry.v1.LinkStatus.rtt_min:type_name -> google.protobuf.Duration
-	13, // 10: kvferry.v1.LinkStatus.rtt_smoothed:type_name -> google.protobuf.Duration
-	13, // 11: kvferry.v1.LinkStatus.age:type_name -> google.protobuf.Duration
-	11, // 12: kvferry.v1.LinkStatus.goodput:type_name -> kvferry.v1.Estimate
-	11, // 13: kvferry.v1.LinkStatus.capacity:type_name -> kvferry.v1.Estimate
-	11, // 14: kvferry.v1.LinkStatus.rtt:type_name -> kvferry.v1.Estimate
-	11, // 15: kvferry.v1.LinkStatus.loss:type_name -> kvferry.v1.Estimate
-	11, // 16: kvferry.v1.LinkStatus.ramp:type_name -> kvferry.v1.Estimate
-	13, // 17: kvferry.v1.Estimate.age:type_name -> google.protobuf.Duration
-	0,  // 18: kvferry.v1.Estimate.basis:type_name -> kvferry.v1.EstimateBasis
-	1,  // 19: kvferry.v1.RegionService.Status:input_type -> kvferry.v1.StatusRequest
-	5,  // 20: kvferry.v1.RegionService.ListSessions:input_type -> kvferry.v1.ListSessionsRequest
-	8,  // 21: kvferry.v1.RegionService.ListLinks:input_type -> kvferry.v1.ListLinksRequest
-	2,  // 22: kvferry.v1.RegionService.Status:output_type -> kvferry.v1.StatusResponse
-	6,  // 23: kvferry.v1.RegionService.ListSessions:output_type -> kvferry.v1.ListSessionsResponse
-	9,  // 24: kvferry.v1.RegionService.ListLinks:output_type -> kvferry.v1.ListLinksResponse
-	22, // [22:25] is the sub-list for method output_type
-	19, // [19:22] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	13, // 8: kvferry.v1.LinkStatus.peer:type_name -> kvferry.v1.Node
+	14, // 9: kvferry.v1.LinkStatus.rtt_min:type_name -> google.protobuf.Duration
+	14, // 10: kvferry.v1.LinkStatus.rtt_smoothed:type_name -> google.protobuf.Duration
+	14, // 11: kvferry.v1.LinkStatus.age:type_name -> google.protobuf.Duration
+	12, // 12: kvferry.v1.LinkStatus.goodput:type_name -> kvferry.v1.Estimate
+	12, // 13: kvferry.v1.LinkStatus.capacity:type_name -> kvferry.v1.Estimate
+	12, // 14: kvferry.v1.LinkStatus.rtt:type_name -> kvferry.v1.Estimate
+	12, // 15: kvferry.v1.LinkStatus.loss:type_name -> kvferry.v1.Estimate
+	12, // 16: kvferry.v1.LinkStatus.ramp:type_name -> kvferry.v1.Estimate
+	12, // 17: kvferry.v1.LinkStatus.codec_ratio:type_name -> kvferry.v1.Estimate
+	12, // 18: kvferry.v1.LinkStatus.codec_rate:type_name -> kvferry.v1.Estimate
+	11, // 19: kvferry.v1.LinkStatus.pages_sent:type_name -> kvferry.v1.PageCoding
+	11, // 20: kvferry.v1.LinkStatus.pages_received:type_name -> kvferry.v1.PageCoding
+	14, // 21: kvferry.v1.PageCoding.busy:type_name -> google.protobuf.Duration
+	14, // 22: kvferry.v1.Estimate.age:type_name -> google.protobuf.Duration
+	0,  // 23: kvferry.v1.Estimate.basis:type_name -> kvferry.v1.EstimateBasis
+	1,  // 24: kvferry.v1.RegionService.Status:input_type -> kvferry.v1.StatusRequest
+	5,  // 25: kvferry.v1.RegionService.ListSessions:input_type -> kvferry.v1.ListSessionsRequest
+	8,  // 26: kvferry.v1.RegionService.ListLinks:input_type -> kvferry.v1.ListLinksRequest
+	2,  // 27: kvferry.v1.RegionService.Status:output_type -> kvferry.v1.StatusResponse
+	6,  // 28: kvferry.v1.RegionService.ListSessions:output_type -> kvferry.v1.ListSessionsResponse
+	9,  // 29: kvferry.v1.RegionService.ListLinks:output_type -> kvferry.v1.ListLinksResponse
+	27, // [27:30] is the sub-list for method output_type
+	24, // [24:27] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_kvferry_v1_region_proto_init() }
@@ -1329,7 +1470,7 @@ func file_kvferry_v1_region_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvferry_v1_region_proto_rawDesc), len(file_kvferry_v1_region_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
