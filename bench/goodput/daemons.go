@@ -179,6 +179,7 @@ type engine struct {
 	proc    daemonProcess
 	arena   *arenafile.Arena // nil: not on this host
 	slots   int
+	values  []byte // of a block, as caches have them
 }
 
 func dialEngine(socket string) (*engine, error) {
@@ -356,7 +357,7 @@ func (f *ferry) judge(o *Outcome) {
 	case share != nil && *share >= busyShare:
 		o.LimitedBy, o.Why = LimitMachine, fmt.Sprintf("the daemons on this host used %.0f %% of its %d processors", 100**share, processors())
 		o.warn("the machine, not the link, set this number: %s", o.Why)
-	case f.cfg.MaxRate > 0 && o.GoodputBps >= 0.8*f.cfg.MaxRate:
+	case f.cfg.MaxRate > 0 && o.EffectiveBps >= 0.8*f.cfg.MaxRate:
 		o.LimitedBy, o.Why = LimitMaxRate, "the rate that was asked for; what the link can give is not known from this"
 	case o.LinkShare != nil && *o.LinkShare >= 0.75:
 		o.LimitedBy, o.Why = LimitLink, fmt.Sprintf("%.0f %% of the link's rate are page bytes", 100**o.LinkShare)
@@ -365,11 +366,11 @@ func (f *ferry) judge(o *Outcome) {
 	}
 }
 
-// crossed is page bytes of the runs whose bytes on the link are known, and those.
+// crossed is page bytes, as they travelled, of the runs whose bytes on the link are known, and those.
 func (o *Outcome) crossed() (pages, wire int64) {
 	for _, m := range o.Runs {
 		if m.WireBytes > 0 {
-			pages, wire = pages+m.Bytes, wire+m.WireBytes
+			pages, wire = pages+m.CodedBytes, wire+m.WireBytes
 		}
 	}
 	return pages, wire

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 	"time"
 
@@ -75,8 +76,8 @@ func (f *ferry) once(ctx context.Context, stage string) (*Measure, error) {
 		m.RampSeconds = ramp(windows.bytes) // of the first group, which alone starts from rest
 	}
 	if m.Seconds > 0 {
-		m.GoodputBps = float64(m.Bytes) * 8 / m.Seconds
-		m.CodedBytes, m.EffectiveBps = m.Bytes, m.GoodputBps
+		m.EffectiveBps = float64(m.Bytes) * 8 / m.Seconds
+		m.CodedBytes, m.GoodputBps = m.Bytes, m.EffectiveBps // as long as nothing else is known
 	}
 	f.moved += m.Bytes
 	return m, f.counters(context.WithoutCancel(ctx), m, before, mine)
@@ -111,6 +112,12 @@ func (m *Measure) between(before, after, had, mine *pb.LinkStatus) {
 		return
 	}
 	m.WireBytes = sent + bytes
+	pages := mine.GetPagesReceived().GetPageBytes() - had.GetPagesReceived().GetPageBytes()
+	coded := mine.GetPagesReceived().GetWireBytes() - had.GetPagesReceived().GetWireBytes()
+	if pages > 0 && coded > 0 { // an older daemon does not tell
+		ratio := float64(coded) / float64(pages)
+		m.CodedBytes, m.GoodputBps = int64(math.Round(ratio*float64(m.Bytes))), ratio*m.EffectiveBps
+	}
 	if packets > 0 { // an older daemon does not tell
 		m.PacketsSent, m.PacketsLost, m.PacketsRepaired, m.ParityPackets, m.ParityBytes = &packets, &lost, &repaired, &parity, &bytes
 	}

@@ -33,7 +33,7 @@ func TestJudgeNeverBlamesTheLink(t *testing.T) {
 		{name: "the rate that was asked for", wire: 1_050_000_000, share: 0.9, maxRate: 8e9, want: LimitMaxRate},
 	} {
 		f := &ferry{cfg: DaemonsConfig{MaxRate: tc.maxRate}}
-		o := &Outcome{Runs: []*Measure{{Bytes: 1e9, Seconds: 1, GoodputBps: 8e9, WireBytes: tc.wire, daemonCPU: [2]float64{-1, -1}}}, GoodputBps: 8e9, LinkShare: &tc.share}
+		o := &Outcome{Runs: []*Measure{{Bytes: 3e9 / 2, CodedBytes: 1e9, Seconds: 1, GoodputBps: 8e9, EffectiveBps: 12e9, WireBytes: tc.wire, daemonCPU: [2]float64{-1, -1}}}, GoodputBps: 8e9, EffectiveBps: 12e9, LinkShare: &tc.share}
 		f.judge(o)
 		if o.LimitedBy != tc.want || (len(o.Warnings) > 0) != tc.warned || o.Why == "" {
 			t.Errorf("%s: limited by %s (%s), warnings %v; want %s", tc.name, o.LimitedBy, o.Why, o.Warnings, tc.want)

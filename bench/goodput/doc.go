@@ -37,6 +37,7 @@
 // # Limitations
 //
 // Run works in real time: on a slow or busy machine the processor, not the link, sets the number, which the result then
-// says (Outcome.LimitedBy). Packets are of 1,280 bytes on the in-memory link. Between daemons it
-// is not told what pages took on their way: GoodputBps is then EffectiveBps.
+// says (Outcome.LimitedBy). Packets are of 1,280 bytes on the in-memory link. Between daemons,
+// what pages took on their way is that of all pages that came over the link meanwhile; of a daemon of an older release, which does not
+// tell, GoodputBps is EffectiveBps.
 package goodput

@@ -2,6 +2,7 @@ package goodput
 
 import (
 	"bytes"
+	"math"
 	"testing"
 
 	"github.com/kvferry/kvferry/bench/results"
@@ -29,7 +30,7 @@ func checkFile(t *testing.T, res *Result) *results.File {
 	if best := res.Best(); body.GoodputBps != best.GoodputBps || len(body.Configurations) != len(res.Configurations) || body.Form != res.Form {
 		t.Errorf("body %+v", body)
 	}
-	if m, ok := back.Metric("goodput"); len(res.Configurations) == 1 && (!ok || m.Median != res.Best().GoodputBps || m.Low > m.Median || m.High < m.Median) {
+	if m, ok := back.Metric("goodput"); len(res.Configurations) == 1 && (!ok || math.Abs(m.Median-res.Best().GoodputBps) > 1e-12*m.Median || m.Low > m.Median || m.High < m.Median) {
 		t.Errorf("metric %+v, goodput %v", m, res.Best().GoodputBps)
 	}
 	for _, table := range res.Tables() {

@@ -106,6 +106,12 @@ func TestCountersOfDaemons(t *testing.T) {
 	if old.between(&pb.LinkStatus{}, &pb.LinkStatus{BytesSent: 7, PacketsLost: 1}, had, had); old.WireBytes != 7 || old.PacketsSent != nil || old.PacketsLost != nil {
 		t.Errorf("of an older daemon: %+v", old)
 	}
+	// 1,500 bytes of pages came in 1,000 meanwhile, and so did those of the transfer.
+	c := Measure{Bytes: 600, CodedBytes: 600, GoodputBps: 9e3, EffectiveBps: 9e3}
+	had.PagesReceived, mine.PagesReceived = &pb.PageCoding{PageBytes: 500, WireBytes: 450}, &pb.PageCoding{PageBytes: 2000, WireBytes: 1450}
+	if c.between(before, after, had, mine); c.CodedBytes != 400 || math.Abs(c.GoodputBps-6e3) > 1e-6 || c.EffectiveBps != 9e3 || c.Bytes != 600 {
+		t.Errorf("coded: %+v", c)
+	}
 	path := pathOfLink(&pb.LinkStatus{
 		Goodput: &pb.Estimate{Value: 5, Basis: pb.EstimateBasis_ESTIMATE_BASIS_CONFIGURED}, Ramp: &pb.Estimate{Value: 0.7, Basis: pb.EstimateBasis_ESTIMATE_BASIS_PERSISTED},
 	})

@@ -20,8 +20,8 @@ type Measure struct {
 	// CodedBytes is what those took on their way: less than Bytes where pages were coded.
 	CodedBytes int64   `json:"coded_bytes"`
 	Seconds    float64 `json:"seconds"`
-	// GoodputBps is bits of verified pages a second, as they travelled; EffectiveBps the same decoded. Between daemons both are
-	// decoded.
+	// GoodputBps is bits of verified pages a second, as they travelled; EffectiveBps the same decoded. See the package
+	// documentation for what is known between daemons.
 	GoodputBps   float64 `json:"goodput_bps"`
 	EffectiveBps float64 `json:"effective_bps"`
 	// RampSeconds is the time until goodput, in windows of 100 ms, first reached nine tenths of its steady value, the

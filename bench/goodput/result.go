@@ -86,7 +86,7 @@ type Outcome struct {
 	// Adaptive: the link has as many connections as the path needs. Between daemons always false: their configuration says.
 	Adaptive bool `json:"adaptive"`
 	// GoodputBps is bits of verified pages a second, as they travelled; EffectiveBps the same decoded: more where pages were
-	// coded. Between daemons both are decoded.
+	// coded. See the package documentation for what is known between daemons.
 	GoodputBps   float64 `json:"goodput_bps"`
 	EffectiveBps float64 `json:"effective_bps"`
 	// LinkShare is GoodputBps over the model link's rate, which counts headers: packets of 1,280 bytes leave 0.95.
