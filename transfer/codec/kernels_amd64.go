@@ -13,7 +13,7 @@ var (
 	hasBMI  = cpu.X86.HasBMI1 && cpu.X86.HasBMI2
 )
 
-// splitBF16AVX2 splits n times four groups.
+// splitBF16AVX2 splits n times four groups, n at least 1.
 //
 //go:noescape
 func splitBF16AVX2(coded, other, src *byte, n int)
@@ -22,6 +22,16 @@ func splitBF16AVX2(coded, other, src *byte, n int)
 //
 //go:noescape
 func mergeBF16AVX2(dst, coded, other *byte, n int)
+
+// splitFP16AVX2 splits n times four groups, n at least 1.
+//
+//go:noescape
+func splitFP16AVX2(coded, other, src *byte, n int)
+
+// mergeFP16AVX2 undoes splitFP16AVX2.
+//
+//go:noescape
+func mergeFP16AVX2(dst, coded, other *byte, n int)
 
 // unpackBMI2 does n steps of each of the streams, which must be safe, and n at least 1.
 //

@@ -105,6 +105,68 @@ merge:
 	VZEROUPPER
 	RET
 
+// func splitFP16AVX2(coded, other, src *byte, n int)
+TEXT ·splitFP16AVX2(SB), NOSPLIT, $0-32
+	MOVQ coded+0(FP), DI
+	MOVQ other+8(FP), SI
+	MOVQ src+16(FP), BX
+	MOVQ n+24(FP), CX
+	VMOVDQU pick<>(SB), Y0
+
+split16:
+	VMOVDQU (BX), Y2
+	VMOVDQU 32(BX), Y3
+	VPSRLW $8, Y2, Y4
+	VPSRLW $8, Y3, Y5
+	VPSHUFB Y0, Y4, Y4
+	VPSHUFB Y0, Y5, Y5
+	VPUNPCKLQDQ Y5, Y4, Y4
+	VPERMQ $0xd8, Y4, Y4
+	VMOVDQU Y4, (DI)
+	VPSHUFB Y0, Y2, Y2
+	VPSHUFB Y0, Y3, Y3
+	VPUNPCKLQDQ Y3, Y2, Y2
+	VPERMQ $0xd8, Y2, Y2
+	VMOVDQU Y2, (SI)
+	ADDQ $64, BX
+	ADDQ $32, DI
+	ADDQ $32, SI
+	DECQ CX
+	JNZ split16
+	VZEROUPPER
+	RET
+
+// func mergeFP16AVX2(dst, coded, other *byte, n int)
+TEXT ·mergeFP16AVX2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), DI
+	MOVQ coded+8(FP), SI
+	MOVQ other+16(FP), BX
+	MOVQ n+24(FP), CX
+	VMOVDQU place<>(SB), Y0
+
+merge16:
+	VBROADCASTI128 (SI), Y3
+	VBROADCASTI128 16(SI), Y4
+	VBROADCASTI128 (BX), Y5
+	VBROADCASTI128 16(BX), Y6
+	VPSHUFB Y0, Y3, Y3
+	VPSHUFB Y0, Y4, Y4
+	VPSHUFB Y0, Y5, Y5
+	VPSHUFB Y0, Y6, Y6
+	VPSLLW $8, Y3, Y3
+	VPSLLW $8, Y4, Y4
+	VPOR Y3, Y5, Y5
+	VPOR Y4, Y6, Y6
+	VMOVDQU Y5, (DI)
+	VMOVDQU Y6, 32(DI)
+	ADDQ $32, SI
+	ADDQ $32, BX
+	ADDQ $64, DI
+	DECQ CX
+	JNZ merge16
+	VZEROUPPER
+	RET
+
 // Registers of unpackBMI2: R8 to R11 are the containers of the streams, R12, R13, SI and DI where they write, DX the table, CX 56.
 // A container is (8 bytes of input | 1) << bits used: the lowest one bit counts what is used.
 

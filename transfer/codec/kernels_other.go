@@ -13,6 +13,10 @@ func splitBF16AVX2(_, _, _ *byte, _ int) {}
 
 func mergeBF16AVX2(_, _, _ *byte, _ int) {}
 
+func splitFP16AVX2(_, _, _ *byte, _ int) {}
+
+func mergeFP16AVX2(_, _, _ *byte, _ int) {}
+
 func unpackBMI2(*[4]stream, *[1 << tableLog]uint32, *byte, *byte, int) {}
 
 func packBMI2(*packer, *codeTable, *byte, *byte, int) int { return 0 }

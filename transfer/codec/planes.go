@@ -59,7 +59,17 @@ func mergeBF16Words(dst, coded, other []byte, first, end int) {
 
 // splitFP16 puts the high bytes of elements into coded and the low ones into other.
 func splitFP16(coded, other, src []byte) {
-	for i := range planeWords(src, coded, other) {
+	n, done := planeWords(src, coded, other), 0
+	if hasAVX2 && n >= 4 {
+		done = n &^ 3
+		splitFP16AVX2(&coded[0], &other[0], &src[0], n/4)
+	}
+	splitFP16Words(coded, other, src, done, n)
+}
+
+// splitFP16Words does so with the groups from first to end.
+func splitFP16Words(coded, other, src []byte, first, end int) {
+	for i := first; i < end; i++ {
 		in, c, o := word16(src, i), word8(coded, i), word8(other, i)
 		a, b := binary.LittleEndian.Uint64(in[:8]), binary.LittleEndian.Uint64(in[8:])
 		binary.LittleEndian.PutUint64(c[:], a>>8&lowBytes|b&^lowBytes)
@@ -69,7 +79,17 @@ func splitFP16(coded, other, src []byte) {
 
 // mergeFP16 undoes splitFP16.
 func mergeFP16(dst, coded, other []byte) {
-	for i := range planeWords(dst, coded, other) {
+	n, done := planeWords(dst, coded, other), 0
+	if hasAVX2 && n >= 4 {
+		done = n &^ 3
+		mergeFP16AVX2(&dst[0], &coded[0], &other[0], n/4)
+	}
+	mergeFP16Words(dst, coded, other, done, n)
+}
+
+// mergeFP16Words does so with the groups from first to end.
+func mergeFP16Words(dst, coded, other []byte, first, end int) {
+	for i := first; i < end; i++ {
 		out, c, o := word16(dst, i), word8(coded, i), word8(other, i)
 		h, l := binary.LittleEndian.Uint64(c[:]), binary.LittleEndian.Uint64(o[:])
 		binary.LittleEndian.PutUint64(out[:8], h&lowBytes<<8|l&lowBytes)

@@ -264,6 +264,32 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
+// TestDamagedBlocks flips each bit of blocks: what huff0 makes of them, or both refuse.
+func TestDamagedBlocks(t *testing.T) {
+	var h huffScratch
+	refused := 0
+	for _, most := range []int{tableLog, longestCode} {
+		b := skewed(3, 900, 60, 0.75)
+		out := h.appendHuffman(nil, b, histogram(&h.counts, b), most)
+		for i := range 8 * len(out) {
+			bad := bytes.Clone(out)
+			bad[i/8] ^= 1 << (i % 8)
+			var p plain
+			got, want := make([]byte, len(b)), make([]byte, len(b))
+			err, theirs := h.block(got, bad, blockHuffman), p.unblock(want, bad)
+			if (err == nil) != (theirs == nil) || err == nil && !bytes.Equal(got, want) {
+				t.Fatalf("codes of up to %d bits, bit %d: %v, huff0 %v", most, i, err, theirs)
+			}
+			if err != nil {
+				refused++
+			}
+		}
+	}
+	if refused == 0 {
+		t.Error("no damage is refused")
+	}
+}
+
 // leastCost is the fewest bits that codes of at most most bits take, by package-merge (Larmore and Hirschberg, 1990).
 func leastCost(counts *[256]uint32, most int) int {
 	var leaves []int
