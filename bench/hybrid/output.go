@@ -77,7 +77,7 @@ func (r *Result) cellTable(cells []Cell) *results.Table {
 		Notes: []string{
 			"sigma: of the logarithm of the true goodput. fixed split: the best for the believed goodput. oracle: the best for the true one.",
 			"regret: hybrid's mean over the oracle's. gain: the better mean of fetch and recompute over hybrid's. duplicate: landed after a take-over.",
-			fmt.Sprintf("%d cells were simulated, %d draws each; -o json has them all.", len(r.Cells), r.cfg.Draws),
+			fmt.Sprintf("%d cells were simulated, %d draws each; -o json has them all.", len(r.Cells), r.Draws),
 			"",
 		},
 	}
@@ -102,7 +102,7 @@ func (r *Result) aimTable() *results.Table {
 	}
 	for _, a := range r.Aims {
 		worst, held := "-", fmt.Sprintf("%d of %d", a.Met, a.Cells)
-		if a.WorstCell >= 0 {
+		if a.WorstCell >= 0 && a.WorstCell < len(r.Cells) { // a result that was read may say anything
 			worst = r.Cells[a.WorstCell].name()
 		}
 		t.Row(a.Name, a.Limit, fmt.Sprintf("%.4f", a.Median), fmt.Sprintf("%.4f", a.Worst), held, worst)
@@ -139,11 +139,11 @@ func (r *Result) Plot() results.Plot {
 		name string
 		of   func(Cell) Seconds
 	}{
-		{"hybrid", func(c Cell) Seconds { return c.Hybrid }},
+		{"oracle", func(c Cell) Seconds { return c.Oracle }}, // first, so that hybrid is drawn over it
 		{"fetch", func(c Cell) Seconds { return c.Fetch }},
 		{"recompute", func(c Cell) Seconds { return c.Recompute }},
 		{"split fixed in advance", func(c Cell) Seconds { return c.StaticSplit }},
-		{"oracle", func(c Cell) Seconds { return c.Oracle }},
+		{"hybrid", func(c Cell) Seconds { return c.Hybrid }},
 	} {
 		mean := results.Series{Name: way.name, Like: i + 1}
 		p99 := results.Series{Style: results.DashedLine, Like: i + 1}

@@ -12,6 +12,7 @@ import (
 // Result is what Run simulated: the body of a results.File of kind "hybrid".
 type Result struct {
 	Cells []Cell `json:"cells"`
+	Draws int    `json:"draws"` // a cell
 	// Aims are what hybrid is held to.
 	Aims []Aim `json:"aims"`
 	// Conclusion is one paragraph made from the numbers.
@@ -102,10 +103,11 @@ func (r *Result) conclude() string {
 		return "Nothing was simulated."
 	}
 	best, wins, static, worse := 0.0, 0, 0, 0.0
+	const share = .01
 	for i := range r.Cells {
 		c := &r.Cells[i]
 		best = max(best, c.Gain)
-		if c.Hybrid.Mean <= min(c.Fetch.Mean, c.Recompute.Mean) {
+		if c.Hybrid.Mean <= (1+share)*min(c.Fetch.Mean, c.Recompute.Mean) {
 			wins++
 		}
 		if c.StaticSplit.P99 > c.Recompute.P99*1.0001 {
@@ -113,7 +115,7 @@ func (r *Result) conclude() string {
 			worse = max(worse, c.StaticSplit.P99/c.Recompute.P99)
 		}
 	}
-	out := fmt.Sprintf("Hybrid takes no longer than the better of fetch and recompute, in the mean, in %d of %d cells; its largest gain over it is %.2f.", wins, len(r.Cells), best)
+	out := fmt.Sprintf("In the mean hybrid takes at most %g %% longer than the better of fetch and recompute in %d of %d cells; its largest gain over it is %.2f.", 100*share, wins, len(r.Cells), best)
 	for _, a := range r.Aims {
 		if a.Cells > 0 {
 			out += fmt.Sprintf(" %s: at most %.3g wanted, %.3g at worst, held in %d of %d.", upper(a.Name), a.Limit, a.Worst, a.Met, a.Cells)

@@ -19,7 +19,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	res := &Result{cfg: cfg, Cells: []Cell{}, started: time.Now(), machine: results.ThisMachine()}
+	res := &Result{cfg: cfg, Cells: []Cell{}, Draws: cfg.Draws, started: time.Now(), machine: results.ThisMachine()}
 	todo, err := settings(cfg)
 	if err != nil {
 		return nil, err

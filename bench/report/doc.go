@@ -22,6 +22,6 @@
 //
 // # Limitations
 //
-// Results of goodput, crossover and queue have sections of their own; other kinds show their metrics. Results are not compared:
+// Results of goodput, crossover, queue and hybrid have sections of their own; other kinds show their metrics. Results are not compared:
 // that is results.Diff.
 package report

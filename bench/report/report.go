@@ -155,6 +155,8 @@ func partOf(f *results.File, id string) (*part, error) {
 		return crossoverPart(f, id)
 	case results.KindQueue:
 		return queuePart(f, id)
+	case results.KindHybrid:
+		return hybridPart(f, id)
 	}
 	return metricsPart(f), nil
 }

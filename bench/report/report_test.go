@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvferry/kvferry/bench/crossover"
 	"github.com/kvferry/kvferry/bench/goodput"
+	"github.com/kvferry/kvferry/bench/hybrid"
 	"github.com/kvferry/kvferry/bench/queue"
 	"github.com/kvferry/kvferry/bench/results"
 )
@@ -203,6 +204,8 @@ func TestConclusions(t *testing.T) {
 		}), []string{"Plan with this goodput", "Keep the connections up", "Leave processors for it"}, 0, "parity rebuilt 90 %"},
 		{"unknown ends", results.KindGoodput, flow(func(o *goodput.Outcome) { o.CPU, o.Cold, o.LinkShare = goodput.CPU{}, nil, nil }), []string{"Plan with this goodput"}, 0, "940 Mbps over 8 connections"},
 		{"queue", results.KindQueue, waiting(), []string{"Let no link be more than 54 % busy with fetches"}, 0, "72 % busy by M/M/1"},
+		{"hybrid", results.KindHybrid, bothEnds(.9), []string{"Prefill and fetch at once where the engine can"}, 0, "up to 1.50 times shorter"},
+		{"hybrid, dear pieces", results.KindHybrid, bothEnds(1.2), []string{"Do not rely on hybrid's worst case"}, 0, "in 1 of 1 settings"},
 		{"other", results.KindCodec, map[string]any{}, nil, 0, ""},
 	} {
 		heads, doubts, text := say(tc.kind, tc.body)
@@ -264,6 +267,7 @@ func TestBuildFaults(t *testing.T) {
 		"strange body":    {{"x.json", file(t, results.KindCrossover, map[string]any{"strange": 1})}},
 		"empty crossover": {{"x.json", file(t, results.KindCrossover, &crossover.Result{})}},
 		"empty goodput":   {{"x.json", file(t, results.KindGoodput, goodput.Body{})}},
+		"strange hybrid":  {{"x.json", file(t, results.KindHybrid, map[string]any{"cells": 1})}},
 	} {
 		if _, err := Build(in); err == nil || !strings.Contains(err.Error(), "x.json") {
 			t.Errorf("%s: error %v", name, err)
@@ -276,6 +280,22 @@ func TestBuildFaults(t *testing.T) {
 	r, err := Build([]Input{twice, twice})
 	if err != nil || r.page.Sections[1].Title != "Crossover (2)" || r.page.Sections[0].ID == r.page.Sections[1].ID {
 		t.Errorf("two of a kind: %v", err)
+	}
+}
+
+// A result of hybrid has its section, whatever it says of its cells.
+func TestHybridSection(t *testing.T) {
+	r := bothEnds(.9)
+	r.Aims[0].WorstCell = 17
+	for _, body := range []*hybrid.Result{r, {Conclusion: "Nothing was simulated."}} {
+		built, err := Build([]Input{{"hybrid.json", file(t, results.KindHybrid, body)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := built.page.Sections[0]
+		if s.Title != "Hybrid" || s.Lead != body.Conclusion || len(s.Plots) != len(body.Cells) {
+			t.Errorf("%+v", s)
+		}
 	}
 }
 
