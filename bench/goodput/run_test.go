@@ -42,7 +42,7 @@ func inBubble(t *testing.T, cfg Config) (res *Result) {
 func TestCleanLink(t *testing.T) {
 	res := inBubble(t, Config{WAN: model(t, "rtt=10ms,rate=200Mbps,loss=0"), Bytes: 16 << 20, PagesPerBlock: 16, CutFor: 300 * time.Millisecond})
 	o := res.Best()
-	if res.Interrupted || o == nil || len(o.Runs) != 5 || o.Cold == nil || o.Bytes != 16<<20 || o.Blocks != 16 || o.BlockBytes != 1<<20 {
+	if res.Interrupted || o == nil || len(o.Runs) != 6 || o.Cold == nil || o.Bytes != 16<<20 || o.Blocks != 16 || o.BlockBytes != 1<<20 {
 		t.Fatalf("result %+v, outcome %+v", res, o)
 	}
 	// Headers of QUIC, UDP and IP leave 0.957 of the rate at best (docs of package transfer), the request's round trip less.
