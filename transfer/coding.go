@@ -28,10 +28,18 @@ const (
 	mostSkipped = 64
 	// codedMargin is by how much another way must be faster to be changed to.
 	codedMargin = 1.05
-	// codedWeight is that of the last chunk in the averages of a codec.
+	// codedWeight is that of the last chunk in the averages of a codec; see towards.
 	codedWeight = 0.2
 	// retryAfter is how long a codec that costs too much is left alone: the next chunk then says what it costs by now.
 	retryAfter = 10 * time.Second
+	// bound is the part of the path's time that coding takes from which on it may be what holds the flow.
+	bound = 0.9
+	// probeTrips and leastProbe say for how long pages go raw to see what the path carries, and probeRest how many times as long, and at
+	// least how long, what was seen counts: at a ratio of 1.5 they cost half a percent.
+	probeTrips = 4
+	leastProbe = 100 * time.Millisecond
+	probeRest  = 60
+	leastRest  = 30 * time.Second
 )
 
 // priors are what codecs are taken for before they have coded anything.
@@ -85,6 +93,30 @@ type coder struct {
 
 	mu    sync.Mutex
 	kinds map[codec.Element]*codedKind
+	probe probe
+}
+
+// probe finds out what the path carries while the processors hold the flow: the windows do not grow then, and say no more than that
+// the path carries as much. Pages go raw for a few round trips.
+type probe struct {
+	running bool
+	until   time.Time // of one that runs; else of what was seen
+	rate    float64   // seen; 0: nothing
+}
+
+// carries is at least what the path carries, bytes a second, at the rate that the windows let through now. ask: pages are to go raw.
+func (p *probe) carries(rate float64, rtt time.Duration, now time.Time) (carries float64, ask bool) {
+	long := max(probeTrips*rtt, leastProbe)
+	switch {
+	case p.running && now.Before(p.until):
+		return rate, true
+	case p.running:
+		*p = probe{until: now.Add(max(probeRest*long, leastRest)), rate: rate}
+	case p.rate == 0 || now.After(p.until):
+		*p = probe{running: true, until: now.Add(long)}
+		return rate, true
+	}
+	return max(rate, p.rate), false
 }
 
 type codedKind struct {
@@ -127,9 +159,14 @@ func (k *coder) codes(e codec.Element) bool {
 	return k.mode != CodecOff && (k.mode != CodecAuto || len(codec.For(e)) > 0)
 }
 
-// choose returns the codec for a chunk of pages of kind e on a path of rate bytes
-// a second, 0: unknown.
-func (k *coder) choose(e codec.Element, rate float64, now time.Time) codec.ID {
+// pathRate is what a link's windows let through, bytes a second, 0: unknown, and its round trip.
+type pathRate struct {
+	rate float64
+	rtt  time.Duration
+}
+
+// choose returns the codec for a chunk of pages of kind e on that path.
+func (k *coder) choose(e codec.Element, path pathRate, now time.Time) codec.ID {
 	if !k.codes(e) {
 		return codec.Raw
 	}
@@ -153,10 +190,23 @@ func (k *coder) choose(e codec.Element, rate float64, now time.Time) codec.ID {
 		}
 		return id
 	}
-	w, peer := ways{rate: rate, cores: k.cores}, k.peer.Load()
+	w, peer := ways{rate: path.rate, cores: k.cores}, k.peer.Load()
 	if peer != nil {
 		w.peerCores = peer.cores
 	}
+	pick := k.least(e, n, w, peer)
+	if pick != codec.Raw {
+		pick = k.doubt(pick, n, w, peer, path.rtt, now)
+	}
+	n.last = pick
+	if id := k.due(e, n, w, now); pick == codec.Raw && id != codec.Raw {
+		return id
+	}
+	return pick
+}
+
+// least is the codec with which a byte takes the least time.
+func (k *coder) least(e codec.Element, n *codedKind, w ways, peer *peerCosts) codec.ID {
 	pick, least := codec.Raw, w.time(raw)
 	if n.last != codec.Raw { // what is in use has the margin
 		least *= codedMargin
@@ -173,9 +223,24 @@ func (k *coder) choose(e codec.Element, rate float64, now time.Time) codec.ID {
 			pick, least = id, t
 		}
 	}
-	n.last = pick
-	if id := k.due(e, n, w, now); pick == codec.Raw && id != codec.Raw {
-		return id
+	return pick
+}
+
+// doubt returns pick, or codec.Raw where the processors hold the flow of coded pages and raw ones are faster, or might be, and it is
+// time to see.
+func (k *coder) doubt(pick codec.ID, n *codedKind, w ways, peer *peerCosts, rtt time.Duration, now time.Time) codec.ID {
+	c := n.what(pick, peer)
+	processors := w
+	processors.rate = 0
+	if coding := processors.time(c); w.rate == 0 || coding < bound/(c.ratio*w.rate) {
+		k.probe = probe{} // the path holds it
+		return pick
+	} else if processors.time(raw)*codedMargin >= coding {
+		return pick // raw pages are not faster over any path
+	}
+	var ask bool
+	if w.rate, ask = k.probe.carries(w.rate, rtt, now); ask || w.time(raw)*codedMargin < w.time(c) {
+		return codec.Raw
 	}
 	return pick
 }
@@ -224,14 +289,14 @@ func (k *coder) coded(e codec.Element, id codec.ID, rawBytes, bytes int, took ti
 		return false
 	}
 	n.misses = 0
+	_, known := n.known[id]
 	c := n.what(id, nil)
 	c.ratio += codedWeight * (float64(rawBytes)/float64(bytes) - c.ratio)
 	if took > 0 { // a clock that stands, in tests, tells nothing
-		weight := codedWeight
-		if c.trial {
-			weight = 1
+		sample := took.Seconds() / float64(rawBytes)
+		if c.cost = towards(c.cost, sample); c.trial || !known {
+			c.cost = sample
 		}
-		c.cost += weight * (took.Seconds()/float64(rawBytes) - c.cost)
 	}
 	c.at, c.trial = now, false
 	n.known[id] = c
@@ -267,21 +332,21 @@ func (c *codedChunk) encode(codecs Codecs, id codec.ID, raw []byte, pageBytes in
 	return nil
 }
 
-// rate is what the link's windows let through, bytes a second, held to what the
-// configuration allows; 0: not known.
-func (l *Link) rate() float64 {
+// rate is what the link's windows let through, held to what the configuration
+// allows, and the longest round trip.
+func (l *Link) rate() (p pathRate) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var sum float64
 	for _, s := range l.mu.stripes {
 		if v := s.speed(); !s.draining && v.rtt > 0 {
-			sum += v.until(time.Second)
+			p.rate += v.until(time.Second)
+			p.rtt = max(p.rtt, v.rtt)
 		}
 	}
 	if most := float64(l.agent.cfg.MaxRate); most > 0 {
-		sum = min(sum, most)
+		p.rate = min(p.rate, most)
 	}
-	return sum
+	return p
 }
 
 // code codes the pages of a chunk in place, and returns the codec and how many bytes they

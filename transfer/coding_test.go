@@ -5,10 +5,14 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/transfer/codec"
+	"github.com/kvferry/kvferry/transfer/wire"
 )
 
 // cores is what tests take a node for.
 const cores = 2.0
+
+// seen is a probe that saw no more than the windows let through, which leaves the formula alone.
+var seen = probe{rate: 1, until: start.Add(time.Hour)}
 
 var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
@@ -39,16 +43,16 @@ func TestChooseCodec(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			k := coder{mode: tc.mode, cores: cores}
 			k.meet(tc.mask)
-			if got := k.choose(tc.element, tc.rate, start); got != tc.want {
+			if got := k.choose(tc.element, pathRate{rate: tc.rate}, start); got != tc.want {
 				t.Errorf("%v, want %v", got, tc.want)
 			}
-			if tc.mode == CodecAuto && k.choose(tc.element, tc.rate, start) != tc.want {
+			if tc.mode == CodecAuto && k.choose(tc.element, pathRate{rate: tc.rate}, start) != tc.want {
 				t.Error("chooses otherwise the second time")
 			}
 		})
 	}
 	for rate := 1e6; rate < 1e12; rate *= 1.3 {
-		k := coder{mode: CodecAuto, cores: cores}
+		k := coder{mode: CodecAuto, cores: cores, probe: seen}
 		k.meet(codecMask())
 		w := ways{rate: rate, cores: cores}
 		best, least := codec.Raw, w.time(raw)
@@ -57,7 +61,7 @@ func TestChooseCodec(t *testing.T) {
 				best, least = id, d*codedMargin
 			}
 		}
-		if got := k.choose(codec.BF16, rate, start); got != best {
+		if got := k.choose(codec.BF16, pathRate{rate: rate}, start); got != best {
 			t.Errorf("%v at %g bytes a second, want %v", got, rate, best)
 		}
 	}
@@ -75,12 +79,13 @@ func TestCodecHysteresis(t *testing.T) {
 	changes := func(from, to float64) (at float64) {
 		k := coder{mode: CodecAuto, cores: cores}
 		k.meet(1 << codec.Huff)
-		was := k.choose(codec.BF16, from, start)
+		was := k.choose(codec.BF16, pathRate{rate: from}, start)
 		for rate := from; ; {
 			if rate *= 1.001; from > to {
 				rate /= 1.002
 			}
-			if now := k.choose(codec.BF16, rate, start); now != was {
+			k.probe = seen
+			if now := k.choose(codec.BF16, pathRate{rate: rate}, start); now != was {
 				return rate
 			}
 			if (rate > to) == (from < to) {
@@ -100,7 +105,7 @@ func TestCodecGivesUp(t *testing.T) {
 	k := coder{mode: CodecAuto, cores: cores}
 	k.meet(codecMask())
 	raws := func() (n int) {
-		for ; k.choose(codec.BF16, 10e6, start) == codec.Raw; n++ {
+		for ; k.choose(codec.BF16, pathRate{rate: 10e6}, start) == codec.Raw; n++ {
 		}
 		return n
 	}
@@ -125,13 +130,13 @@ func TestCodecGivesUp(t *testing.T) {
 func TestCodecLearns(t *testing.T) {
 	k := coder{mode: CodecAuto, cores: cores}
 	k.meet(1<<codec.Huff | 1<<codec.Split4)
-	if id := k.choose(codec.BF16, 50e6, start); id != codec.Huff {
+	if id := k.choose(codec.BF16, pathRate{rate: 50e6}, start); id != codec.Huff {
 		t.Fatal(id)
 	}
 	for range 60 { // Huffman turns out to be slower than the link
 		k.coded(codec.BF16, codec.Huff, 1e6, 7e5, 200*time.Millisecond, start)
 	}
-	if id := k.choose(codec.BF16, 50e6, start); id != codec.Split4 {
+	if id := k.choose(codec.BF16, pathRate{rate: 50e6}, start); id != codec.Split4 {
 		t.Errorf("%v with Huffman at 5 MB/s, want split4", id)
 	}
 }
@@ -141,13 +146,13 @@ func TestCodecTriedAgain(t *testing.T) {
 	k := coder{mode: CodecAuto, cores: cores}
 	k.meet(1 << codec.Huff)
 	const chunk, coded = 1_000_000, 700_000
-	k.choose(codec.BF16, 50e6, start)
+	k.choose(codec.BF16, pathRate{rate: 50e6}, start)
 	for range 60 {
 		k.coded(codec.BF16, codec.Huff, chunk, coded, 200*time.Millisecond, start)
 	}
 	tries := func(from, to time.Duration) (n int) {
 		for at := from; at < to; at += 100 * time.Millisecond {
-			if k.choose(codec.BF16, 50e6, start.Add(at)) == codec.Huff {
+			if k.choose(codec.BF16, pathRate{rate: 50e6}, start.Add(at)) == codec.Huff {
 				n++
 				k.coded(codec.BF16, codec.Huff, chunk, coded, 200*time.Millisecond, start.Add(at))
 			}
@@ -162,18 +167,56 @@ func TestCodecTriedAgain(t *testing.T) {
 	}
 	at := start.Add(4 * retryAfter)
 	for range 2 { // the second is chosen before the first is coded
-		k.choose(codec.BF16, 50e6, at)
+		k.choose(codec.BF16, pathRate{rate: 50e6}, at)
 	}
-	if id := k.choose(codec.BF16, 50e6, at); id != codec.Raw {
+	if id := k.choose(codec.BF16, pathRate{rate: 50e6}, at); id != codec.Raw {
 		t.Errorf("tried with %v while a try is under way", id)
 	}
 	k.coded(codec.BF16, codec.Huff, chunk, coded, chunk*time.Nanosecond, at) // the processors are free again
 	for range 20 {
-		if id := k.choose(codec.BF16, 50e6, at); id != codec.Huff {
+		if id := k.choose(codec.BF16, pathRate{rate: 50e6}, at); id != codec.Huff {
 			t.Fatalf("%v after a chunk that was coded as fast as at first", id)
 		}
 	}
-	if id := k.choose(codec.BF16, 1e12, at.Add(retryAfter)); id != codec.Raw {
+	if id := k.choose(codec.BF16, pathRate{rate: 1e12}, at.Add(retryAfter)); id != codec.Raw {
 		t.Errorf("tried with %v where it cannot pay", id)
+	}
+}
+
+// TestCodecProbes: where the processors hold the flow of coded pages, the windows say no more of the path than that. The choice is still
+// the best one by brute force over what the path really carries, and looking costs less than one percent.
+func TestCodecProbes(t *testing.T) {
+	const step, rtt = 10 * time.Millisecond, 70 * time.Millisecond
+	for _, path := range []float64{50e6, 400e6, 600e6, 800e6, 1e9, 1.5e9, 3e9} {
+		for _, decode := range []float64{0.4e-9, 2e-9, 4e-9, 20e-9} {
+			k := coder{mode: CodecAuto, cores: 4}
+			k.meet(1<<codec.Huff | wire.TakesCosts)
+			k.heed(wire.Costs{Cores: 4, Codecs: []wire.Cost{{Codec: uint8(codec.Huff), Decode: picoseconds(decode)}}})
+			h := priors[codec.Huff]
+			h.decode = decode
+			real := ways{rate: path, cores: 4, peerCores: 4}
+			rates := map[codec.ID]float64{codec.Raw: 1 / real.time(raw), codec.Huff: 1 / real.time(h)} // page bytes a second
+			travels := map[codec.ID]float64{codec.Raw: rates[codec.Raw], codec.Huff: rates[codec.Huff] / h.ratio}
+			window, landed := 1e6, 0.0
+			const settle, whole = 5 * time.Second, 600 * time.Second
+			for at := time.Duration(0); at < whole; at += step {
+				id := k.choose(codec.BF16, pathRate{window, rtt}, start.Add(at))
+				if at >= settle {
+					landed += rates[id] * step.Seconds()
+				}
+				// Windows grow while they hold the flow, and only then: fourfold in two round trips.
+				if travels[id] >= window {
+					window = min(path, window*(1+3*float64(step)/float64(2*rtt)))
+				}
+			}
+			best := max(rates[codec.Raw], rates[codec.Huff])
+			got := landed / (whole - settle).Seconds()
+			if got < 0.94*best { // what is in use keeps a margin of 5 %
+				t.Errorf("path %g, decode %g: %.3g bytes a second, raw %.3g, coded %.3g", path, decode, got, rates[codec.Raw], rates[codec.Huff])
+			}
+			if rates[codec.Huff] > codedMargin*rates[codec.Raw] && got < 0.99*rates[codec.Huff] || rates[codec.Raw] > codedMargin*rates[codec.Huff] && got < 0.99*rates[codec.Raw] {
+				t.Errorf("path %g, decode %g: %.4g bytes a second of %.4g", path, decode, got, best)
+			}
+		}
 	}
 }

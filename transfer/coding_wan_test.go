@@ -39,9 +39,9 @@ func TestCoded(t *testing.T) {
 	}{
 		{"auto", "", codec.BF16, bf16, 1.46, 1.52},
 		{"split4", "split4", codec.BF16, bf16, 1.30, 1.34},
-		{"off", transfer.CodecOff, codec.BF16, bf16, 0.99, 1},
-		{"not known to be floats", "", codec.Unknown, bf16, 0.99, 1},
-		{"noise", "", codec.BF16, func(seed uint64, n int) []byte { return random(seed, n) }, 0.99, 1},
+		{"off", transfer.CodecOff, codec.BF16, bf16, 0.97, 1},
+		{"not known to be floats", "", codec.Unknown, bf16, 0.97, 1},
+		{"noise", "", codec.BF16, func(seed uint64, n int) []byte { return random(seed, n) }, 0.97, 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -176,15 +176,17 @@ func TestCodecRate(t *testing.T) {
 				}
 				theirLink := p.src.Links()[0].Stats()
 				in, out := st.Received, theirLink.Sent
-				if in.PageBytes != 2*pages*pageBytes || in.CodedBytes != in.PageBytes || in.Codec != codec.Huff || in.Busy < 2*pages*tc.dst.decode {
+				// Late chunks go twice.
+				if in.PageBytes < 2*pages*pageBytes || in.PageBytes > 3*pages*pageBytes || in.CodedBytes != in.PageBytes || in.Codec != codec.Huff || in.Busy < 2*pages*tc.dst.decode {
 					t.Errorf("received %+v", in)
 				}
-				in.Busy, out.Busy = 0, 0
-				if in != out {
+				if out.PageBytes < 2*pages*pageBytes || out.PageBytes > 3*pages*pageBytes || out.CodedBytes != out.PageBytes || out.Codec != in.Codec {
 					t.Errorf("sent %+v, received %+v", out, in)
 				}
-				if r := float64(in.PageBytes) / float64(in.WireBytes); math.Abs(r-st.Estimates.Ratio.Value) > 0.01 {
-					t.Errorf("%.3f by the counts, %.3f by the estimate", r, st.Estimates.Ratio.Value)
+				for _, c := range []transfer.Coding{in, out} {
+					if r := float64(c.PageBytes) / float64(c.WireBytes); math.Abs(r-st.Estimates.Ratio.Value) > 0.01 {
+						t.Errorf("%.3f by the counts, %.3f by the estimate", r, st.Estimates.Ratio.Value)
+					}
 				}
 			})
 		})

@@ -42,7 +42,7 @@ type processors struct {
 	}
 }
 
-// codecCosts are moving averages of what a codec takes, seconds a raw byte; 0: not known.
+// codecCosts are what a codec takes when it need not wait for a processor, seconds a raw byte; 0: not known.
 type codecCosts struct {
 	encode, decode   float64
 	encoded, decoded time.Time // the last of each
@@ -67,7 +67,7 @@ func (p *processors) encode(out *codedChunk, id codec.ID, raw []byte, pageBytes 
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := &p.mu.costs[id]
-	averageCost(&c.encode, &c.encoded, took, len(raw))
+	learnCost(&c.encode, &c.encoded, took, len(raw))
 	return took, err
 }
 
@@ -77,21 +77,31 @@ func (p *processors) decode(id codec.ID, page []byte, c *codedPage) (time.Durati
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := &p.mu.costs[id]
-	averageCost(&s.decode, &s.decoded, took, len(page))
+	learnCost(&s.decode, &s.decoded, took, len(page))
 	return took, err
 }
 
-// averageCost takes a sample in; after a pause it is all that counts.
-func averageCost(average *float64, at *time.Time, took time.Duration, bytes int) {
+// learnCost takes a sample in; after a pause it is all that counts.
+func learnCost(known *float64, at *time.Time, took time.Duration, bytes int) {
 	if took <= 0 || bytes == 0 { // a clock that stands, in tests, tells nothing
 		return
 	}
 	now, cost := time.Now(), took.Seconds()/float64(bytes)
 	if now.Sub(*at) >= retryAfter {
-		*average = cost
+		*known = cost
 	}
-	*average += codedWeight * (cost - *average)
+	*known = towards(*known, cost)
 	*at = now
+}
+
+// towards is a cost after another sample: what it is less by counts at once, what it is more by a tenth of that, since it may have
+// waited for a processor that others had.
+func towards(cost, sample float64) float64 {
+	weight := codedWeight
+	if sample > cost {
+		weight /= 10
+	}
+	return cost + weight*(sample-cost)
 }
 
 // costs is what is to be told to peers.

@@ -151,7 +151,7 @@ func TestChooseByThePeer(t *testing.T) {
 	for _, rate := range []float64{50e6, 500e6, 1e9} {
 		for _, peerCores := range []uint16{1, 2, 16} {
 			for decode := 0.1e-9; decode < 100e-9; decode *= 1.7 {
-				k := coder{mode: CodecAuto, cores: 16}
+				k := coder{mode: CodecAuto, cores: 16, probe: seen}
 				k.meet(1<<codec.Huff | wire.TakesCosts)
 				k.heed(wire.Costs{Cores: peerCores, Codecs: []wire.Cost{{Codec: uint8(codec.Huff), Decode: picoseconds(decode)}}})
 				h := priors[codec.Huff]
@@ -161,7 +161,7 @@ func TestChooseByThePeer(t *testing.T) {
 				if codedTime*codedMargin < rawTime {
 					want = codec.Huff
 				}
-				if got := k.choose(codec.BF16, rate, start); got != want {
+				if got := k.choose(codec.BF16, pathRate{rate: rate}, start); got != want {
 					t.Errorf("%v at %g bytes a second to %d processors that take %g s a byte, want %v", got, rate, peerCores, decode, want)
 				}
 			}
