@@ -26,7 +26,7 @@ const (
 type huffScratch struct {
 	counts  [8][256]uint32
 	codes   codeTable
-	coins   coinBox
+	sorter  sorter
 	weights [256]byte // of the table that is written or read
 	table   [512]byte // the weights, coded
 	fse     fse.Scratch

@@ -91,7 +91,7 @@ func TestPackKernel(t *testing.T) {
 		if counts[b[0]] == uint32(len(b)) {
 			continue
 		}
-		h.codes.lengths(counts, tableLog+int(seed%2)*3, &h.coins)
+		h.codes.lengths(counts, tableLog+int(seed%2)*3, &h.sorter)
 		h.codes.assign()
 		seg := b[:8+8*int(seed)]
 		if seed%3 == 0 {

@@ -21,54 +21,79 @@ const (
 // A codeTable has the codes of bytes: the code in the highest bits, its length in the lowest byte, 0 for a byte that has none.
 type codeTable [256]uint64
 
-// A coinBox is what lengths needs besides its arguments.
-type coinBox struct {
-	keys  [256]uint32                  // bytes that occur, by count
-	coins [2][512]uint32               // of this length and the one before
-	bytes [longestCode + 1][513]uint16 // how many of a list's first coins are bytes and not pairs
+// A sorter is what lengths needs besides its arguments.
+type sorter struct {
+	keys    [256]uint32 // bytes that occur, by count
+	weights [256]uint32
 }
 
-// lengths gives each byte that counts is not zero for, at least two, a code of 1 to most bits, which are 8 to longestCode, as few in all as can
-// be: package-merge, Larmore and Hirschberg, "A fast algorithm for optimal length-limited Huffman codes", 1990. It returns the longest length.
-func (t *codeTable) lengths(counts *[256]uint32, most int, box *coinBox) (longest int) {
-	n := 0
+// lengths gives each byte that counts is not zero for, at least two, a code of 1 to most bits, which are 8 to longestCode, within 1 % as few
+// in all as can be. It returns the longest length.
+func (t *codeTable) lengths(counts *[256]uint32, most int, s *sorter) (longest int) {
+	n, total := 0, uint32(0)
 	for b, c := range counts {
 		if c > 0 {
-			box.keys[n] = c<<8 | uint32(255-b)
+			s.keys[n] = c<<8 | uint32(255-b)
+			total += c
 			n++
 		}
 	}
-	keys := box.keys[:n]
+	keys, depth := s.keys[:n], s.weights[:n]
 	slices.Sort(keys) // rare ones first, among equals the higher byte
-	// A list holds the bytes and, for a longer code, pairs of the list before, by count. The first 2n-2 of the last list are bought.
-	paired := 0
-	for bits := 1; bits <= most; bits++ {
-		from, to, leaf, pair := &box.coins[bits&1], &box.coins[bits&1^1], 0, 0
-		of := &box.bytes[bits]
-		for i := range n + paired {
-			of[i] = uint16(leaf)
-			if pair == paired || leaf < n && keys[leaf]>>8 <= from[2*pair]+from[2*pair+1] {
-				to[i] = keys[leaf] >> 8
-				leaf++
-			} else {
-				to[i] = from[2*pair] + from[2*pair+1]
-				pair++
-			}
+	// Rare bytes count for more until none is too deep. That ends: 256 that count the same have 8 bits.
+	for floor := total >> most; ; floor += floor/8 + 1 {
+		for i, k := range keys {
+			depth[i] = max(k>>8, floor)
 		}
-		of[n+paired] = uint16(leaf)
-		paired = (n + paired) / 2
+		depths(depth)
+		if int(depth[0]) <= most {
+			break
+		}
 	}
-	// A byte's code is as long as there are lists that it was bought from.
 	clear(t[:])
-	buy := 2*n - 2
-	for bits := most; bits > 0 && buy > 0; bits-- {
-		m := int(box.bytes[bits][buy])
-		for _, k := range keys[:m] {
-			t[byte(255-k)]++
-		}
-		buy = 2 * (buy - m)
+	for i, k := range keys {
+		t[byte(255-k)] = uint64(depth[i])
 	}
-	return int(t[byte(255-keys[0])])
+	return int(depth[0])
+}
+
+// depths replaces weights, ascending and at least two, by the depths of their leaves in a Huffman tree, in
+// place: Moffat and Katajainen, "In-place calculation of minimum-redundancy codes", 1995.
+func depths(w []uint32) {
+	// Inner nodes, from the lightest: first their weights, then their parents.
+	n, leaf, root := len(w), 0, 0
+	lightest := func(next int) uint32 {
+		if leaf < n && (root == next || w[leaf] <= w[root]) {
+			leaf++
+			return w[leaf-1]
+		}
+		v := w[root]
+		w[root] = uint32(next)
+		root++
+		return v
+	}
+	for next := range n - 1 {
+		v := lightest(next)
+		w[next] = v + lightest(next)
+	}
+	// Their depths.
+	w[n-2] = 0
+	for i := n - 3; i >= 0; i-- {
+		w[i] = w[w[i]] + 1
+	}
+	// What is free at a depth besides inner nodes are leaves.
+	next, root := n-1, n-2
+	for free, depth := 1, uint32(0); free > 0; depth++ {
+		inner := 0
+		for ; root >= 0 && w[root] == depth; root-- {
+			inner++
+		}
+		for ; free > inner; free-- {
+			w[next] = depth
+			next--
+		}
+		free = 2 * inner
+	}
 }
 
 // assign turns lengths into codes: the longest first, ascending, bytes of one length in their order.
@@ -139,7 +164,7 @@ func (h *huffScratch) appendHuffman(dst, b []byte, counts *[256]uint32, most int
 	if len(b) < leastHuffman {
 		return nil
 	}
-	longest := h.codes.lengths(counts, most, &h.coins)
+	longest := h.codes.lengths(counts, most, &h.sorter)
 	bits := 0
 	for i, c := range counts {
 		bits += int(c) * int(h.codes[i])

