@@ -20,11 +20,16 @@ const maxRequestBytes = 8 << 20
 //	GET  /status     answers a Status
 //	POST /forget     drops the engine's own cache; answers {}
 //
+// and what [Completions] serves.
+//
 // Errors are {"error": "..."} with 400 for a bad request, 502 for a session
 // that could not be published (with the Result under "result"), 503 for a
 // closed engine, 499 for a caller that went away.
 func Handler(e *Engine) http.Handler {
 	mux := http.NewServeMux()
+	for _, path := range []string{"/v1/", "/tokenize", "/health"} {
+		mux.Handle(path, Completions(e))
+	}
 	mux.HandleFunc("POST /generate", func(w http.ResponseWriter, r *http.Request) { serveGenerate(e, w, r) })
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, e.Status()) })
 	mux.HandleFunc("POST /forget", func(w http.ResponseWriter, r *http.Request) {
@@ -69,16 +74,7 @@ type errorBody struct {
 const statusClientClosed = 499
 
 func replyError(w http.ResponseWriter, err error, res *Result) {
-	code := http.StatusInternalServerError
-	switch {
-	case errors.Is(err, ErrPublish):
-		code = http.StatusBadGateway
-	case errors.Is(err, ErrClosed):
-		code = http.StatusServiceUnavailable
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		code = statusClientClosed
-	}
-	reply(w, code, errorBody{Error: err.Error(), Result: res})
+	reply(w, errorCode(err), errorBody{Error: err.Error(), Result: res})
 }
 
 func reply(w http.ResponseWriter, code int, v any) {

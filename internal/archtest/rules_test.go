@@ -84,6 +84,10 @@ var rules = []rule{
 		reason: "generated code depends on protobuf and gRPC only",
 	},
 	{
+		pkg: "prefill", own: []string{"proto/..."}, deny: []string{quicModule},
+		reason: "a proxy embeds it: it brings the API's client along and nothing else",
+	},
+	{
 		pkg: "internal/certs", onlyOthers: none,
 		reason: "certificates are used by tools, daemons and tests alike, so they bring nothing along",
 	},
@@ -126,7 +130,7 @@ var rules = []rule{
 }
 
 // protoImporters are who may import the generated types directly.
-var protoImporters = []string{"internal/daemon/...", "internal/doctor", "bench/...", "cmd/...", "proto/..."}
+var protoImporters = []string{"prefill", "internal/daemon/...", "internal/doctor", "bench/...", "cmd/...", "proto/..."}
 
 // clockNames are what the planner may not use of package time: they read or wait for a clock.
 var clockNames = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTimer", "NewTicker"}
