@@ -3,6 +3,8 @@ package transfer
 import (
 	"math"
 	"time"
+
+	"github.com/kvferry/kvferry/transfer/codec"
 )
 
 // A Basis says what a number rests on.
@@ -44,6 +46,12 @@ type Estimate struct {
 // Known reports that there is a number.
 func (e Estimate) Known() bool { return e.Basis != Unknown }
 
+// Elements is how many kinds of pages there are, codec.Unknown included.
+const Elements = int(codec.Opaque) + 1
+
+// CodingEstimates is what codecs make of pages of one kind: see Estimates.Ratio and Estimates.CodecRate.
+type CodingEstimates struct{ Ratio, CodecRate Estimate }
+
 // Estimates is what is known of the path of a link, in the direction in which
 // this side receives unless it only sends.
 type Estimates struct {
@@ -62,6 +70,9 @@ type Estimates struct {
 	// CodecRate is page bytes a second that the slower end codes or decodes, on all of its processors, while it sends or receives what
 	// is left of them, as both say; Unknown where none were coded. A moving average like that of Ratio.
 	CodecRate Estimate
+	// Coding is Ratio and CodecRate of reads of pages of one kind, by codec.Element: codecs make less of FP8 than of BF16. Reads of
+	// several kinds at once are in none.
+	Coding [Elements]CodingEstimates
 	// Capacity is the most that the path delivered over a window of 50 ms or a
 	// round trip, whichever is longer, among those of the last ten minutes, or the
 	// last 128, in which the sender never lacked chunks: QUIC bytes a second,
@@ -155,6 +166,7 @@ type estimator struct {
 	ramp    average
 	ratio   average
 	codec   average
+	coding  [Elements]struct{ ratio, codec average }
 	stripes int
 
 	windows []window // a ring, the next one to be overwritten at next
@@ -172,6 +184,9 @@ type estimator struct {
 func newEstimator(e Estimates, now time.Time) *estimator {
 	m := &estimator{goodput: recall(e.Goodput, now), ramp: recall(e.Ramp, now), ratio: recall(e.Ratio, now), codec: recall(e.CodecRate, now), stripes: e.Stripes}
 	m.old.capacity, m.old.loss = recall(e.Capacity, now), recall(e.Loss, now)
+	for i, c := range e.Coding {
+		m.coding[i].ratio, m.coding[i].codec = recall(c.Ratio, now), recall(c.CodecRate, now)
+	}
 	m.old.rttMin, m.old.rtt = recall(e.RTTMin, now), recall(e.RTTSmoothed, now)
 	return m
 }
@@ -238,6 +253,20 @@ func (m *estimator) endRamp(now time.Time) {
 		m.ramp.add(first.Sub(m.since).Seconds(), now, false)
 	}
 	m.cold = nil
+}
+
+// coded takes in what codecs made of a read of pages of kind e, ok: of one kind. rate is 0 where it is not known.
+func (m *estimator) coded(e codec.Element, ok bool, ratio, rate float64, now time.Time) {
+	ratios, rates := []*average{&m.ratio}, []*average{&m.codec}
+	if ok {
+		ratios, rates = append(ratios, &m.coding[e].ratio), append(rates, &m.coding[e].codec)
+	}
+	for i := range ratios {
+		ratios[i].add(ratio, now, false)
+		if rate > 0 {
+			rates[i].add(rate, now, false)
+		}
+	}
 }
 
 // capacity returns the most delivered over a window, measured or remembered.
@@ -309,8 +338,12 @@ func (m *estimator) estimates(now time.Time, rttMin, rtt time.Duration) Estimate
 		}
 		return Estimate{Value: d.Seconds(), Spread: max(rtt-rttMin, 0).Seconds(), Samples: 1, Basis: Measured}
 	}
-	return Estimates{
+	e := Estimates{
 		Goodput: m.goodput.estimate(now), Ratio: m.ratio.estimate(now), CodecRate: m.codec.estimate(now), Capacity: m.capacity(now), Loss: m.loss(now), Ramp: m.ramp.estimate(now), Stripes: m.stripes,
 		RTTMin: live(rttMin, &m.old.rttMin), RTTSmoothed: live(rtt, &m.old.rtt),
 	}
+	for i := range m.coding {
+		e.Coding[i] = CodingEstimates{m.coding[i].ratio.estimate(now), m.coding[i].codec.estimate(now)}
+	}
+	return e
 }

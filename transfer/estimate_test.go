@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvferry/kvferry/transfer/codec"
 )
 
 // near compares within a relative error.
@@ -165,6 +167,54 @@ func TestBases(t *testing.T) {
 	for b, want := range map[Basis]string{Unknown: "unknown", Measured: "measured", Persisted: "persisted", Configured: "configured", 99: "unknown"} {
 		if b.String() != want || (Estimate{Basis: b}).Known() != (b != Unknown) {
 			t.Errorf("%d is %q", b, b)
+		}
+	}
+}
+
+// TestCodingEstimates: what codecs make of one kind of page does not go into another's, and a read of several kinds into none's.
+func TestCodingEstimates(t *testing.T) {
+	now := time.Unix(1000, 0)
+	m := newEstimator(Estimates{}, now)
+	m.coded(codec.BF16, true, 1.5, 1e9, now)
+	m.coded(codec.FP8, true, 1.1, 5e8, now)
+	m.coded(codec.Unknown, false, 3, 2e9, now)
+	m.coded(codec.FP8, true, 1.2, 0, now) // its rate is not known
+	e := m.estimates(now, 0, 0)
+	near(t, "ratio of BF16", e.Coding[codec.BF16].Ratio.Value, 1.5, 1e-9)
+	near(t, "ratio of FP8", e.Coding[codec.FP8].Ratio.Value, 1.13, 1e-9) // 1.1 + 0.3 (1.2 - 1.1)
+	near(t, "rate of FP8", e.Coding[codec.FP8].CodecRate.Value, 5e8, 1e-9)
+	near(t, "ratio of all", e.Ratio.Value, 1.5+0.3*(1.1-1.5)+0.3*(3-1.38)+0.3*(1.2-1.866), 1e-9)
+	if e.Coding[codec.FP16].Ratio.Known() || e.Coding[codec.Unknown].Ratio.Known() || e.Coding[codec.FP8].CodecRate.Samples != 1 {
+		t.Errorf("%+v", e.Coding)
+	}
+	again := newEstimator(e, now).estimates(now.Add(time.Second), 0, 0)
+	if c := again.Coding[codec.FP8]; c.Ratio.Value != e.Coding[codec.FP8].Ratio.Value || c.Ratio.Basis != Persisted || c.CodecRate.Basis != Persisted || again.Coding[codec.FP16].Ratio.Known() {
+		t.Errorf("recalled %+v", again.Coding)
+	}
+}
+
+// TestElementOfPairs: a transfer has a kind where all its memories do.
+func TestElementOfPairs(t *testing.T) {
+	of := func(kinds ...codec.Element) pairs {
+		var p pairs
+		for _, k := range kinds {
+			p.mems = append(p.mems, &memory{Memory: Memory{Element: k}})
+		}
+		return p
+	}
+	for _, tc := range []struct {
+		p    pairs
+		want codec.Element
+		ok   bool
+	}{
+		{of(codec.BF16, codec.BF16), codec.BF16, true},
+		{of(codec.BF16, codec.FP8), codec.Unknown, false},
+		{of(codec.Unknown, codec.FP8), codec.Unknown, false},
+		{of(codec.Element(200)), 200, false},
+		{of(codec.Opaque), codec.Opaque, true},
+	} {
+		if e, ok := tc.p.element(); e != tc.want && ok || ok != tc.ok {
+			t.Errorf("%v, %v, want %v, %v", e, ok, tc.want, tc.ok)
 		}
 	}
 }

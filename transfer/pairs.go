@@ -3,6 +3,7 @@ package transfer
 import (
 	"slices"
 
+	"github.com/kvferry/kvferry/transfer/codec"
 	"github.com/kvferry/kvferry/transfer/wire"
 )
 
@@ -78,4 +79,15 @@ func (k flowKey) flags() uint8 {
 		return wire.FlagOwn
 	}
 	return 0
+}
+
+// element is what all pages hold; ok: there is one such.
+func (p *pairs) element() (e codec.Element, ok bool) {
+	for i, m := range p.mems {
+		if i > 0 && m.Element != e {
+			return codec.Unknown, false
+		}
+		e = m.Element
+	}
+	return e, int(e) < Elements
 }

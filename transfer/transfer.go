@@ -317,10 +317,8 @@ func (l *Link) sampleGoodput(in *intake) {
 		starved = float64(m.hungry-in.hungry) / float64(watched)
 	}
 	if own > minGoodputBytes {
-		m.est.ratio.add(ratio, time.Now(), false)
-		if codecRate > 0 {
-			m.est.codec.add(codecRate, time.Now(), false)
-		}
+		e, ok := in.element()
+		m.est.coded(e, ok, ratio, codecRate, time.Now())
 		m.est.transferEnded(landed-from.landed, last.Sub(from.at), starved, time.Now())
 	}
 }

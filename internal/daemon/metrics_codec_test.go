@@ -124,6 +124,13 @@ func checkCodecPlan(t *testing.T, n *node, e transfer.Estimates, slow bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	link, err := n.d.links.get(context.Background(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own, other := n.d.linkInputs(link, codec.BF16, 0), n.d.linkInputs(link, codec.FP8, 0); own.CodecRatio != e.Ratio.Value || other.CodecRatio != 0 || other.CodecRate != 0 {
+		t.Errorf("pages of BF16 are planned with %+v, of FP8, of which none came, with %+v", own, other)
+	}
 	terms := map[string]*pb.PlanTerm{}
 	for _, m := range plan.GetPlan().GetModes() {
 		if m.GetMode() == pb.Mode_MODE_FETCH {

@@ -20,9 +20,9 @@ import (
 
 const (
 	// pathsVersion is the format of the file of paths.
-	pathsVersion = 3
+	pathsVersion = 4
 	// maxPathsBytes and maxPaths bound what is read of it.
-	maxPathsBytes = 4 << 20
+	maxPathsBytes = 16 << 20
 	maxPaths      = 4096
 	// pathsEvery is how often what changed is written.
 	pathsEvery = time.Minute
@@ -121,9 +121,17 @@ func (p *paths) learn(id transfer.PeerID, now transfer.Estimates) {
 	p.mu.changed = p.mu.changed || before.Goodput.Samples != k.est.Goodput.Samples || before.Capacity.Samples != k.est.Capacity.Samples || before.Stripes != k.est.Stripes
 }
 
+// pathNumbers is how many numbers a path has: those of all pages, and two of each kind that codecs know.
+const pathNumbers = 8 + 2*(transfer.Elements-1)
+
 // fields are the estimates of e in the order of the file.
-func fields(e *transfer.Estimates) [8]*transfer.Estimate {
-	return [...]*transfer.Estimate{&e.Goodput, &e.Capacity, &e.RTTMin, &e.RTTSmoothed, &e.Loss, &e.Ramp, &e.Ratio, &e.CodecRate}
+func fields(e *transfer.Estimates) (out [pathNumbers]*transfer.Estimate) {
+	n := copy(out[:], []*transfer.Estimate{&e.Goodput, &e.Capacity, &e.RTTMin, &e.RTTSmoothed, &e.Loss, &e.Ramp, &e.Ratio, &e.CodecRate})
+	for i := range e.Coding[1:] {
+		c := &e.Coding[1+i]
+		n += copy(out[n:], []*transfer.Estimate{&c.Ratio, &c.CodecRate})
+	}
+	return out
 }
 
 // flush writes what changed, not more often than every pathsEvery unless now.
@@ -174,7 +182,7 @@ type pathEntry struct {
 	Peer    string       `json:"peer"`
 	Unix    int64        `json:"unix_seconds"`
 	Stripes int          `json:"stripes"`
-	Numbers []pathNumber `json:"numbers"` // goodput, capacity, least and smoothed round trip, loss, ramp, ratio, codec rate
+	Numbers []pathNumber `json:"numbers"` // goodput, capacity, least and smoothed round trip, loss, ramp, then ratio and codec rate of all pages, of BF16, FP16, FP8 and of others
 }
 
 type pathNumber struct {
@@ -241,7 +249,13 @@ const maxPathAge = 100 * 365 * 86400
 
 // pathBounds are the least and the most of each number: what no path has would make the planner refuse all of the peer's plans, and
 // then nothing would be measured that could replace it. Rates are in bytes a second, times in seconds.
-var pathBounds = [8][2]float64{{1, 1e13}, {1, 1e13}, {0, 60}, {0, 60}, {0, 1}, {0, 3600}, {1, 1e6}, {1, 1e13}}
+var pathBounds = func() (out [pathNumbers][2]float64) {
+	n := copy(out[:], [][2]float64{{1, 1e13}, {1, 1e13}, {0, 60}, {0, 60}, {0, 1}, {0, 3600}})
+	for n < pathNumbers {
+		n += copy(out[n:], [][2]float64{{1, 1e6}, {1, 1e13}})
+	}
+	return out
+}()
 
 func (n pathNumber) within(bounds [2]float64) bool {
 	return n.Samples >= 1 && n.Value >= bounds[0] && n.Value <= bounds[1] && n.Spread >= 0 && n.Spread <= bounds[1] && n.Age >= 0 && n.Age <= maxPathAge

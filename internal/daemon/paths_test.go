@@ -14,6 +14,7 @@ import (
 	"github.com/kvferry/kvferry/planner"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 	"github.com/kvferry/kvferry/transfer"
+	"github.com/kvferry/kvferry/transfer/codec"
 )
 
 func measured(v float64, age time.Duration) transfer.Estimate {
@@ -45,6 +46,7 @@ func TestPathsFile(t *testing.T) {
 		Goodput: measured(1e8, time.Hour), Capacity: measured(1.1e8, time.Minute), RTTMin: measured(0.07, 0), Loss: measured(1e-3, time.Second), Stripes: 9,
 		Ratio: measured(1.47, time.Minute), CodecRate: measured(8e8, time.Minute),
 	}
+	est.Coding[codec.FP8] = transfer.CodingEstimates{Ratio: measured(1.1, time.Minute), CodecRate: measured(4e8, time.Minute)}
 	p.learn("a", est)
 	p.learn("b", transfer.Estimates{RTTMin: measured(0.01, 0)}) // no news
 	if err := p.flush(false); err != nil {
@@ -65,7 +67,8 @@ func TestPathsFile(t *testing.T) {
 		t.Error("a round trip alone was remembered")
 	}
 	got := again.recall("a")
-	if g := got.Goodput; g.Basis != transfer.Persisted || g.Value != 1e8 || g.Samples != 7 || g.Age < time.Hour || g.Age > time.Hour+time.Minute || got.Stripes != 9 || got.Ramp.Known() || got.Ratio.Value != 1.47 || got.CodecRate.Value != 8e8 {
+	if g := got.Goodput; g.Basis != transfer.Persisted || g.Value != 1e8 || g.Samples != 7 || g.Age < time.Hour || g.Age > time.Hour+time.Minute || got.Stripes != 9 || got.Ramp.Known() || got.Ratio.Value != 1.47 || got.CodecRate.Value != 8e8 ||
+		got.Coding[codec.FP8].Ratio.Value != 1.1 || got.Coding[codec.FP8].CodecRate.Value != 4e8 || got.Coding[codec.BF16].Ratio.Known() {
 		t.Errorf("recalled %+v", got)
 	}
 	// One number that is measured anew leaves the others as old as they are.
@@ -76,14 +79,14 @@ func TestPathsFile(t *testing.T) {
 
 	// What is not ours is dropped, and replaced.
 	for name, content := range map[string]string{
-		"empty": "", "not JSON": "x", "another version": `{"version":9,"paths":[]}`, "the one before": `{"version":2,"paths":[]}`, "something follows": `{"version":3,"paths":[]} {}`, "unknown key": `{"version":3,"paths":[],"z":1}`,
-		"no peer":          `{"version":3,"paths":[{"peer":"","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{},{},{},{}]}]}`,
-		"five numbers":     `{"version":3,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{}]}]}`,
-		"too many stripes": `{"version":3,"paths":[{"peer":"a","unix_seconds":1,"stripes":65,"numbers":[{},{},{},{},{},{},{},{}]}]}`,
-		"negative":         `{"version":3,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":-1,"samples":1},{},{},{},{},{},{},{}]}]}`,
-		"no samples":       `{"version":3,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":1},{},{},{},{},{},{},{}]}]}`,
-		"loss above one":   `{"version":3,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{"value":2,"samples":1},{},{},{}]}]}`,
-		"ancient":          `{"version":3,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":2,"samples":1,"age_seconds":1e18},{},{},{},{},{},{},{}]}]}`,
+		"empty": "", "not JSON": "x", "another version": `{"version":9,"paths":[]}`, "the one before": `{"version":2,"paths":[]}`, "something follows": `{"version":4,"paths":[]} {}`, "unknown key": `{"version":4,"paths":[],"z":1}`,
+		"no peer":          `{"version":4,"paths":[{"peer":"","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}]}]}`,
+		"five numbers":     `{"version":4,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{}]}]}`,
+		"too many stripes": `{"version":4,"paths":[{"peer":"a","unix_seconds":1,"stripes":65,"numbers":[{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}]}]}`,
+		"negative":         `{"version":4,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":-1,"samples":1},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}]}]}`,
+		"no samples":       `{"version":4,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":1},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}]}]}`,
+		"loss above one":   `{"version":4,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{},{},{},{},{"value":2,"samples":1},{},{},{},{},{},{},{},{},{},{},{}]}]}`,
+		"ancient":          `{"version":4,"paths":[{"peer":"a","unix_seconds":1,"stripes":1,"numbers":[{"value":2,"samples":1,"age_seconds":1e18},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}]}]}`,
 		"too long":         strings.Repeat(" ", maxPathsBytes+1),
 	} {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
@@ -105,8 +108,8 @@ func TestPathsFile(t *testing.T) {
 
 // FuzzPaths: the decoder never panics, and what it accepts comes back from what is written of it.
 func FuzzPaths(f *testing.F) {
-	f.Add([]byte(`{"version":3,"paths":[]}`))
-	f.Add([]byte(`{"version":3,"paths":[{"peer":"a","unix_seconds":1733000000,"stripes":3,"numbers":[{"value":1e8,"spread":5,"samples":3,"age_seconds":1.5},{},{},{},{"value":1e-3,"samples":1},{},{},{"value":3e9,"samples":2}]}]}`))
+	f.Add([]byte(`{"version":4,"paths":[]}`))
+	f.Add([]byte(`{"version":4,"paths":[{"peer":"a","unix_seconds":1733000000,"stripes":3,"numbers":[{"value":1e8,"spread":5,"samples":3,"age_seconds":1.5},{},{},{},{"value":1e-3,"samples":1},{},{},{"value":3e9,"samples":2},{},{},{},{},{},{},{"value":1.1,"samples":2},{}]}]}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		known, err := decodePaths(b)
 		if err != nil {
@@ -157,7 +160,7 @@ func TestPathsSurviveRestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		in := b.d.linkInputs(link, 0)
+		in := b.d.linkInputs(link, codec.BF16, 0)
 		if !in.Cold || in.Goodput != planner.Rate(before.GetGoodputBps()) || in.Age < time.Hour || !strings.Contains(in.Source, "earlier link") {
 			t.Errorf("planner gets %+v", in)
 		}
@@ -217,13 +220,17 @@ func TestPathsBounds(t *testing.T) {
 		"coded to more":         {6, number("0.9", "0"), false},
 		"codec rate":            {7, number("8e8", "0"), true},
 		"codec without bound":   {7, number("1e14", "0"), false},
+		"ratio of FP8":          {12, number("1.1", "0.1"), true},
+		"others coded to more":  {14, number("0.9", "0"), false},
+		"their codec's rate":    {15, number("8e8", "0"), true},
+		"rate without bound":    {15, number("1e14", "0"), false},
 	} {
-		numbers := make([]string, 8)
+		numbers := make([]string, pathNumbers)
 		for i := range numbers {
 			numbers[i] = unknown
 		}
 		numbers[c.at] = c.number
-		text := `{"version":3,"paths":[{"peer":"a","unix_seconds":1790000000,"stripes":4,"numbers":[` + strings.Join(numbers, ",") + `]}]}`
+		text := `{"version":4,"paths":[{"peer":"a","unix_seconds":1790000000,"stripes":4,"numbers":[` + strings.Join(numbers, ",") + `]}]}`
 		if _, err := decodePaths([]byte(text)); (err == nil) != c.good {
 			t.Errorf("%s: %v", name, err)
 		}

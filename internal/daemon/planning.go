@@ -7,6 +7,7 @@ import (
 	"github.com/kvferry/kvferry/planner"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 	"github.com/kvferry/kvferry/transfer"
+	"github.com/kvferry/kvferry/transfer/codec"
 )
 
 // inputs is everything one decision rests on.
@@ -31,7 +32,7 @@ func (d *Daemon) planInputs(e *engine, link *transfer.Link, s kvstore.Session, p
 			Name: e.layout.ModelID, BytesPerToken: planner.Bytes(e.layout.TokenBytes()), BlockTokens: n, Layers: e.layout.Layers,
 			AttnHeadDim: float64(e.layout.HeadDim),
 		},
-		link: d.linkInputs(link, backlog),
+		link: d.linkInputs(link, elements[e.layout.DType], backlog),
 	}
 	if missing == 0 {
 		in.request.MissingBytes = -1 // nothing; zero would mean "derive it"
@@ -56,15 +57,15 @@ func computeOf(sp *pb.PrefillSpeed) planner.Compute {
 
 // linkInputs is what the planner knows of a link: measured where a transfer has been timed lately, else the prior. The round
 // trip is the least that was seen: a smoothed one holds the queue that past transfers made. What a migration takes besides is
-// what those before it took.
-func (d *Daemon) linkInputs(link *transfer.Link, backlog int64) planner.Link {
+// what those before it took. Codecs are priced by what they make of pages of that kind.
+func (d *Daemon) linkInputs(link *transfer.Link, kind codec.Element, backlog int64) planner.Link {
 	st := link.Stats()
 	out := planner.Link{
 		RTT: orDefault(st.RTTMin, st.RTTSmoothed), Stripes: st.Stripes, EgressBacklog: planner.Bytes(backlog), BacklogKnown: true,
 	}
 	if st.GoodputKnown && st.GoodputAge <= goodputMaxAge {
 		out.Goodput, out.Age, out.Source = planner.Rate(8*st.Goodput), st.GoodputAge, "past transfers on this link"
-		out.CodecRatio, out.CodecRate = codecInputs(st.Estimates)
+		out.CodecRatio, out.CodecRate = codecInputs(st.Estimates.Coding[kind])
 		past := d.links.past(link.Peer().ID, out)
 		out.FixedSeconds, out.FixedSource, out.Spread = past.fixed, past.source, past.spread
 		if past.rate > 0 {
@@ -75,7 +76,7 @@ func (d *Daemon) linkInputs(link *transfer.Link, backlog int64) planner.Link {
 	out.Cold = true
 	if g := st.Estimates.Goodput; g.Basis == transfer.Persisted && g.Age <= goodputMaxAge {
 		out.Goodput, out.Age, out.Source = planner.Rate(8*g.Value), g.Age, "past transfers on an earlier link"
-		out.CodecRatio, out.CodecRate = codecInputs(st.Estimates)
+		out.CodecRatio, out.CodecRate = codecInputs(st.Estimates.Coding[kind])
 		return out
 	}
 	if p := d.links.peers[link.Peer().ID]; p.PriorBps > 0 {
@@ -96,9 +97,9 @@ func capped(l planner.Link, bytesPerSec int64) planner.Link {
 	return l
 }
 
-// codecInputs is what pages lose on the link by coding, and how fast the slower end codes or decodes them; 0: nothing is known, or they
+// codecInputs is what pages of a kind lose on the link by coding, and how fast the slower end codes or decodes them; 0: nothing is known, or they
 // lose next to nothing.
-func codecInputs(e transfer.Estimates) (ratio float64, rate planner.Rate) {
+func codecInputs(e transfer.CodingEstimates) (ratio float64, rate planner.Rate) {
 	if !e.Ratio.Known() || e.Ratio.Value < leastCodecRatio {
 		return 0, 0
 	}
