@@ -7,7 +7,8 @@
 // destination) and call [Decide]. The [Decision] holds one [ModePlan] a mode; a plan's seconds are the sum of its terms,
 // in order. A mode that cannot be chosen says why ([Refusal] and a sentence) and, where its inputs allow, is priced all
 // the same. [Recompute], [Fetch], [Hybrid] and [RedirectCost] price one mode alone. [Evaluate] decides in numbers alone, without
-// an allocation; [Flips] says what would change the winner.
+// an allocation; [Flips] says what would change the winner. [RLS] fits a replica's [PrefillLaw] to observed prefills, and [PageHinkley] tells
+// when predictions no longer hold; unlike the rest these two have a state, which is the caller's.
 //
 // [EvaluateBase] is the base model: linear prefill, one round trip, warm, no window cap. [CrossoverPreset] and
 // [UtilizationPreset] hold its published inputs.
@@ -18,7 +19,7 @@
 //
 // # Concurrency
 //
-// Everything is safe for concurrent use: functions share no state and write to none of their arguments.
+// Functions are safe for concurrent use: they share no state and write to none of their arguments. An [RLS] and a [PageHinkley] are not.
 //
 // # Uncertainty
 //

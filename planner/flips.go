@@ -91,6 +91,7 @@ func (v *varied) winner(f Figure, k float64) Mode {
 		l.Goodput, l.PriorGoodput = l.Goodput*Rate(k), l.PriorGoodput*Rate(k)
 	case FigurePrefill:
 		c.SecondsPerToken /= k
+		c.SecondsPerTokenSquared /= k
 		c.PeakFLOPS *= k
 	case FigurePrefix:
 		r.PrefixTokens = int64(math.Round(float64(r.PrefixTokens) * k))

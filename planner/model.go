@@ -53,6 +53,9 @@ type Compute struct {
 	// prefill terms and needs neither PeakFLOPS nor the model's shape. It holds near the prompt lengths that it was
 	// measured at. Zero: not measured.
 	SecondsPerToken float64
+	// SecondsPerTokenSquared is b beside a measured SecondsPerToken, in seconds a token²: prefilling [i, j) takes b·(j²−i²) more, so that both
+	// hold at any length. Zero: SecondsPerToken says it all. Without that it means nothing.
+	SecondsPerTokenSquared float64
 	// FixedSeconds is t0, the constant cost of a prefill (scheduling, launch), in seconds.
 	FixedSeconds float64
 	// QueueSeconds is the visible backlog: seconds of prefill that run before this one.
@@ -83,6 +86,7 @@ func (c Compute) Validate() error {
 	f.float("Compute.PeakFLOPS", c.PeakFLOPS, 1, maxFLOPS, "give the replica's peak in FLOP a second (989e12, not 989), or 0 if unknown")
 	f.float("Compute.MFU", c.MFU, 1e-6, 1, "give a fraction (0.4 for 40 %), or 0 for the default")
 	f.float("Compute.SecondsPerToken", c.SecondsPerToken, 1e-12, 1e6, "give measured seconds a token, or 0 if not measured")
+	f.float("Compute.SecondsPerTokenSquared", c.SecondsPerTokenSquared, 0, 1e6, "give measured seconds a token squared, or 0 if not measured")
 	f.float("Compute.FixedSeconds", c.FixedSeconds, 0, maxSeconds, "give seconds, or 0")
 	f.float("Compute.QueueSeconds", c.QueueSeconds, 0, maxSeconds, "give the backlog in seconds, or 0")
 	f.float("Compute.Spread", c.Spread, minSpread, maxSpread, "give a standard deviation over its mean (0.1 for 10 %), or 0 if not known")
@@ -113,8 +117,11 @@ func (c *Compute) spread() float64 {
 // prefill is what tokens [i, j) cost: linear·(j−i) + quadratic·(j²−i²) seconds. known is false when an input is missing.
 func (c *Compute) prefill(m *Model) (linear, quadratic float64, known bool) {
 	linear, known = c.perToken(m)
-	if !known || c.measured() || m.AttentionOff {
+	switch {
+	case !known || m.AttentionOff:
 		return linear, 0, known
+	case c.measured():
+		return linear, c.SecondsPerTokenSquared, true
 	}
 	if m.Layers == 0 || m.QueryHeads == 0 || m.AttnHeadDim == 0 {
 		return 0, 0, false

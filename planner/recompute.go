@@ -70,7 +70,14 @@ func prefillNotes(tokens, from int64, m *Model, c *Compute) (linear, attention s
 		return "", ""
 	}
 	if c.measured() {
-		return fmt.Sprintf("%d tokens x %.5g us (measured%s)", tokens, 1e6*perToken, source), "within the measured time a token"
+		linear = fmt.Sprintf("%d tokens x %.5g us (measured%s)", tokens, 1e6*perToken, source)
+		switch {
+		case c.SecondsPerTokenSquared == 0:
+			return linear, "within the measured time a token"
+		case m.AttentionOff:
+			return linear, "off"
+		}
+		return linear, fmt.Sprintf("positions %d to %d, measured", from, from+tokens)
 	}
 	if c.SecondsPerToken > 0 {
 		source += fmt.Sprintf("; the measurement of %v ago is too old", c.Age)
