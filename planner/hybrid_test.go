@@ -281,3 +281,95 @@ func TestHybridP95AgainstDraws(t *testing.T) {
 		}
 	}
 }
+
+// The public functions price what Decide does.
+func TestModesAlone(t *testing.T) {
+	t.Parallel()
+	rng := rand.New(rand.NewPCG(19, 20))
+	for range 500 {
+		s := world(rng)
+		s.r.Deadline = 0
+		d := s.decide(t)
+		for _, alone := range []ModePlan{RedirectCost(s.r, s.l), Fetch(s.r, s.m, s.l), Recompute(s.r, s.m, s.c), Hybrid(s.r, s.m, s.c, s.l)} {
+			p, _ := d.Plan(alone.Mode)
+			if p.Seconds != alone.Seconds || p.P95Seconds != alone.P95Seconds || p.Bytes != alone.Bytes || p.Tokens != alone.Tokens || p.Split != alone.Split || len(p.Terms) != len(alone.Terms) {
+				t.Fatalf("%+v\n%+v", alone, p)
+			}
+		}
+	}
+	bad := Link{RTT: -1}
+	for _, p := range []ModePlan{RedirectCost(Request{}, bad), Hybrid(Request{}, Model{}, Compute{}, bad), Fetch(Request{}, Model{}, bad), Recompute(Request{}, Model{BlockTokens: -1}, Compute{})} {
+		if p.Priced || p.Eligible || p.Refusal != RefusalInvalidInput || p.Reason == "" {
+			t.Errorf("%+v", p)
+		}
+	}
+}
+
+func TestHybridRefusals(t *testing.T) {
+	t.Parallel()
+	full := &Queue{Law: LawPS, Utilization: 1}
+	for _, tc := range []struct {
+		name   string
+		spoil  func(*script)
+		why    Refusal
+		reason string
+		priced bool
+	}{
+		{"an engine that does not claim", func(s *script) { s.r.Hybrid = false }, RefusalUnsupported, "the engine does not claim blocks before it prefills them", true},
+		{"no prefill", func(s *script) { s.c.PrefillUnavailable = true }, RefusalUnavailable, "the destination cannot prefill", true},
+		{"no speed", func(s *script) { s.c = Compute{} }, RefusalMissingInput, "unknown: Compute.PeakFLOPS (or a measured Compute.SecondsPerToken)", false},
+		{"no bytes", func(s *script) { s.m.BytesPerToken = 0 }, RefusalMissingInput, "unknown: Model.BytesPerToken (or Request.MissingBytes)", false},
+		{"a full link", func(s *script) { s.l.Queue = full }, RefusalUnstable, "Link.Queue has no steady state: utilization 1 is not below 1", false},
+		{"a full replica", func(s *script) { s.c.Queue = full }, RefusalUnstable, "Compute.Queue has no steady state: utilization 1 is not below 1", false},
+		{"nothing missing", func(s *script) { s.r.MissingBytes = -1 }, RefusalNothingToDo, "no whole block is missing", false},
+		{"less than a block", func(s *script) { s.r.PrefixTokens = 15 }, RefusalNothingToDo, "no whole block is missing", false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			s := newScript()
+			s.r.PrefixTokens, s.r.Hybrid = 8000, true
+			tc.spoil(s)
+			p := Hybrid(s.r, s.m, s.c, s.l)
+			if p.Eligible || p.Refusal != tc.why || p.Reason != tc.reason || p.Priced != tc.priced || p.Priced != (len(p.Terms) == 5) {
+				t.Errorf("%+v", p)
+			}
+			if d := s.decide(t); d.Winner == ModeHybrid {
+				t.Errorf("hybrid wins: %+v", d)
+			}
+		})
+	}
+}
+
+// Where hybrid is eligible, fetch is eligible exactly if its P95 is
+// below what recompute is expected to take, and never wins.
+func TestFetchNeedsItsP95BelowRecompute(t *testing.T) {
+	t.Parallel()
+	rng := rand.New(rand.NewPCG(27, 28))
+	may, mayNot := 0, 0
+	for range 2000 {
+		s := world(rng)
+		s.r.Hybrid, s.r.Deadline = true, 0
+		d := s.decide(t)
+		h, _ := d.Plan(ModeHybrid)
+		f, _ := d.Plan(ModeFetch)
+		r, _ := d.Plan(ModeRecompute)
+		if !h.Eligible || !f.Priced {
+			continue
+		}
+		want := f.SigmaSeconds > 0 && f.Seconds+1.6449*f.SigmaSeconds < r.Seconds
+		if near := f.Seconds + 1.6449*f.SigmaSeconds - r.Seconds; f.Eligible != want && math.Abs(near) > 1e-3*r.Seconds {
+			t.Fatalf("fetch is eligible: %v, want %v: %+v", f.Eligible, want, d)
+		}
+		if f.Eligible {
+			may++
+		} else {
+			mayNot++
+		}
+		if d.Winner == ModeFetch {
+			t.Fatalf("fetch wins over hybrid: %+v", d)
+		}
+	}
+	if may < 50 || mayNot < 50 {
+		t.Errorf("fetch was eligible in %d cases and not in %d", may, mayNot)
+	}
+}
