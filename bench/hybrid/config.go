@@ -45,6 +45,10 @@ type Config struct {
 	// 100 µs.
 	ClaimSeconds float64
 
+	// Real is how many migrations are made with real bytes beside the simulation, in real time: between two daemons over the link model, into an
+	// engine that takes the time of a GPU. 0 to 1000. Default 0.
+	Real int
+
 	// Progress is told how far the run is. Nil: nobody is.
 	Progress *results.Progress
 }
@@ -132,6 +136,7 @@ func (c Config) Validate() error {
 	each(c.Sigmas, "sigma", check, func(v float64) bool { return v >= 0 && v <= 2 }, "0 to 2")
 	each(c.GPUs, "gpu", check, func(v string) bool { return slices.Contains(GPUNames(), v) }, "one of "+strings.Join(GPUNames(), ", "))
 	check(c.Draws >= 100 && c.Draws <= 1_000_000, "draws", c.Draws, "100 to 1000000")
+	check(c.Real >= 0 && c.Real <= maxReal, "real", c.Real, fmt.Sprintf("0 to %d", maxReal))
 	check(c.RoundTrips >= 1 && c.RoundTrips <= 100, "round trips", c.RoundTrips, "1 to 100")
 	check(c.CodecRatio >= 1 && c.CodecRatio <= 100, "codec ratio", c.CodecRatio, "1 to 100")
 	check(c.ClaimBlocks >= 1 && c.ClaimBlocks <= 4096, "claim", c.ClaimBlocks, "1 to 4096 blocks")

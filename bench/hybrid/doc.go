@@ -24,6 +24,8 @@
 // Every cell has the same deviates, so that cells differ by their settings alone, and the same seed gives the same numbers on every
 // machine.
 //
+// With Config.Real two daemons make migrations besides, over the link model and into an engine that takes the time of a GPU: see Real.
+//
 // # Concurrency
 //
 // Run may be called concurrently. A Result is a value that nobody else refers to.

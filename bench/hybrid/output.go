@@ -53,7 +53,37 @@ func (r *Result) Tables() []*results.Table {
 	if len(cells) == 0 {
 		return nil
 	}
-	return []*results.Table{r.cellTable(cells), r.aimTable()}
+	out := []*results.Table{r.cellTable(cells), r.aimTable()}
+	if len(r.Real) > 0 {
+		out = append(out, r.realTable())
+	}
+	return out
+}
+
+// realTable shows the migrations with real bytes.
+func (r *Result) realTable() *results.Table {
+	t := &results.Table{
+		Title: "Migrations with real bytes: two daemons, the link model, an engine that takes the time of a GPU",
+		Columns: []results.Column{
+			{Name: "link", Unit: "bps"},
+			{Name: "RTT", Unit: "s"},
+			{Name: "tokens"},
+			{Name: "prefill", Unit: "us/token"},
+			{Name: "planned", Unit: "s"},
+			{Name: "simulated", Unit: "s"},
+			{Name: "took", Unit: "s"},
+			{Name: "off simulated", Unit: "%"},
+			{Name: "prefilled"},
+			{Name: "moved"},
+			{Name: "twice", Unit: "B"},
+		},
+		Notes: []string{"took: until every block was there. off simulated: took over simulated, less 1. prefilled, moved: blocks. twice: asked for and prefilled."},
+	}
+	for i := range r.Real {
+		x := &r.Real[i]
+		t.Row(x.RateBps, x.RTTSeconds, x.PrefixTokens, x.PrefillUsPerToken, x.Predicted, x.Simulated, x.Actual, 100*(x.Actual/x.Simulated-1), x.BlocksComputed, x.BlocksMoved, x.DuplicateBytes)
+	}
+	return t
 }
 
 func (r *Result) cellTable(cells []Cell) *results.Table {

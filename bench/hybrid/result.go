@@ -13,6 +13,8 @@ import (
 type Result struct {
 	Cells []Cell `json:"cells"`
 	Draws int    `json:"draws"` // a cell
+	// Real are migrations with real bytes, where they were asked for.
+	Real []Real `json:"real"`
 	// Aims are what hybrid is held to.
 	Aims []Aim `json:"aims"`
 	// Conclusion is one paragraph made from the numbers.

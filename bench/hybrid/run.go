@@ -19,7 +19,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	res := &Result{cfg: cfg, Cells: []Cell{}, Draws: cfg.Draws, started: time.Now(), machine: results.ThisMachine()}
+	res := &Result{cfg: cfg, Cells: []Cell{}, Real: []Real{}, Draws: cfg.Draws, started: time.Now(), machine: results.ThisMachine()}
 	todo, err := settings(cfg)
 	if err != nil {
 		return nil, err
@@ -56,8 +56,15 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 			res.Cells = append(res.Cells, cells[i])
 		}
 	}
-	if res.interrupted = len(res.Cells) < len(todo); res.interrupted {
-		res.warn("interrupted: only the cells that were done until then are here")
+	res.interrupted = len(res.Cells) < len(todo)
+	if cfg.Real > 0 && !res.interrupted {
+		if res.Real, err = runReal(ctx, cfg.Real, cfg.Progress); err != nil {
+			return nil, err
+		}
+		res.interrupted = len(res.Real) < cfg.Real
+	}
+	if res.interrupted {
+		res.warn("interrupted: only what was done until then is here")
 	}
 	res.judge()
 	return res, nil

@@ -166,6 +166,7 @@ func checkShape(t *testing.T, res *Result) *Result {
 	var v struct {
 		Cells      []cell          `json:"cells"`
 		Draws      *int            `json:"draws"`
+		Real       []any           `json:"real"`
 		Aims       []aim           `json:"aims"`
 		Conclusion *string         `json:"conclusion"`
 		Run        json.RawMessage `json:"run"`
@@ -175,8 +176,8 @@ func checkShape(t *testing.T, res *Result) *Result {
 	if err := d.Decode(&v); err != nil {
 		t.Fatal(err)
 	}
-	if len(v.Cells) != len(res.Cells) || len(v.Aims) != 4 {
-		t.Fatalf("%d cells, %d aims", len(v.Cells), len(v.Aims))
+	if len(v.Cells) != len(res.Cells) || len(v.Aims) != 4 || v.Real == nil || len(v.Real) != 0 {
+		t.Fatalf("%d cells, %d aims, %d with real bytes", len(v.Cells), len(v.Aims), len(v.Real))
 	}
 	requireAll(t, "", reflect.ValueOf(v))
 	path := filepath.Join(t.TempDir(), "hybrid.json")

@@ -7,9 +7,10 @@ import (
 	kvferryv1 "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
 
+// ClaimBlocks is how many blocks a turn beside a migration claims at a time: as many as it would compute in a few steps.
+const ClaimBlocks = 16
+
 const (
-	// claimBlocks is how many blocks a front claims at a time: as many as it would compute in a few steps.
-	claimBlocks = 16
 	// frontPoll is how often a front that waits for the fetch looks.
 	frontPoll = 3 * time.Millisecond
 )
@@ -50,7 +51,7 @@ func (t *turn) advance(block int) error {
 		}
 		ctx, cancel := t.call()
 		got, err := t.front.client.ClaimPrefill(ctx, &kvferryv1.ClaimPrefillRequest{
-			MigrationId: t.front.migration, ComputedBlocks: uint32(block), WantBlocks: claimBlocks,
+			MigrationId: t.front.migration, ComputedBlocks: uint32(block), WantBlocks: ClaimBlocks,
 		})
 		cancel()
 		switch until := int(got.GetGrantedUntil()); {

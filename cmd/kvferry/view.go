@@ -98,6 +98,7 @@ type migrationView struct {
 	StaleTailTokens  int64         `json:"stale_tail_tokens"`
 	Seconds          float64       `json:"seconds"`
 	TransferSeconds  float64       `json:"transfer_seconds"`
+	WarmSeconds      *float64      `json:"warm_seconds"` // of a hybrid until every block was here; null otherwise
 	PredictedSeconds float64       `json:"predicted_seconds"`
 	Fidelity         string        `json:"fidelity"`
 	AgeSeconds       float64       `json:"age_seconds"`
@@ -139,6 +140,10 @@ func (v *migrationView) report(r *pb.MigrationReport) {
 	v.Source, v.Epoch = viewNode(r.GetSource()), r.GetEpoch()
 	v.BlocksTotal, v.BlocksPresent, v.BlocksMoved, v.BlocksUsable = r.GetBlocksTotal(), r.GetBlocksPresent(), r.GetBlocksMoved(), r.GetBlocksUsable()
 	v.Replanned = r.GetReplanned()
+	if w := r.GetWarm(); w != nil {
+		s := seconds(w)
+		v.WarmSeconds = &s
+	}
 	v.BlocksComputed, v.DuplicateBytes = r.GetBlocksComputed(), r.GetDuplicateBytes()
 	v.Pages, v.PagesRetried = r.GetPages(), r.GetPagesRetried()
 	v.Bytes, v.WireBytes = r.GetBytes(), r.GetWireBytes()

@@ -29,6 +29,7 @@ type meeting struct {
 		frontier   int // blocks from it on have been asked for, or are here
 		heard      time.Time
 		front      frontSpeed
+		said       time.Duration // what the engine says that a block takes; 0: it said nothing, or it is not known which engine
 		rate       byteRate
 		units      []*unit // in flight, in the order they were asked for: from the back to the front
 		taken      int     // blocks that were asked for and granted then
@@ -57,6 +58,7 @@ type unit struct {
 	t          *transfer.Transfer
 	landing    *landing
 	bytes      int64
+	asked      time.Time
 	cancelled  bool          // the front takes it over; guarded by the meeting
 	done       chan struct{} // closed when it is quiet and what did not land is given back
 	res        transfer.Result
@@ -115,6 +117,14 @@ func (h *meeting) wake() {
 	case h.kick <- struct{}{}:
 	default: // it is going to
 	}
+}
+
+// says notes how fast the engine is by its own word.
+func (h *meeting) says(e *engine) {
+	block := e.blockTime()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.mu.said = block
 }
 
 // open begins the fetch of total blocks, of which the first here are present.
@@ -235,9 +245,12 @@ func (m *migration) answerClaim(computed, want int) (*unit, *pb.ClaimPrefillResp
 	switch {
 	case ended:
 		return nil, &pb.ClaimPrefillResponse{GrantedUntil: uint32(all), FetchFrontier: uint32(h.mu.frontier), Stop: true, Ended: true}
-	case h.mu.phase == meetingRecompute, h.mu.phase == meetingSoon:
+	case h.mu.phase == meetingRecompute:
 		h.mu.granted = max(h.mu.granted, all)
-		return nil, &pb.ClaimPrefillResponse{GrantedUntil: uint32(all), FetchFrontier: uint32(h.mu.frontier), Stop: h.mu.phase == meetingRecompute}
+		return nil, &pb.ClaimPrefillResponse{GrantedUntil: uint32(all), FetchFrontier: uint32(h.mu.frontier), Stop: true}
+	case h.mu.phase == meetingSoon:
+		h.mu.granted = max(h.mu.granted, min(all, computed+h.soonLocked()))
+		return nil, &pb.ClaimPrefillResponse{GrantedUntil: uint32(max(h.mu.granted, computed))}
 	case h.mu.phase == meetingFetch:
 		return nil, &pb.ClaimPrefillResponse{GrantedUntil: uint32(max(h.mu.granted, computed)), FetchFrontier: uint32(h.mu.frontier), Stop: true}
 	}
@@ -246,7 +259,7 @@ func (m *migration) answerClaim(computed, want int) (*unit, *pb.ClaimPrefillResp
 		h.mu.granted = until
 	}
 	if computed >= h.mu.frontier && computed < h.mu.total {
-		if u := h.lateLocked(computed, rate, block); u != nil {
+		if u := h.lateLocked(computed, now, m.rtt(), rate, block); u != nil {
 			u.cancelled = true
 			return u, nil
 		}
@@ -263,7 +276,7 @@ func (h *meeting) speedsLocked(now time.Time, m *migration) (rate float64, block
 			rate = -1
 		}
 	}
-	return rate, orDefault(h.mu.front.block, m.blockTime())
+	return rate, orDefault(h.mu.front.block, h.mu.said)
 }
 
 // shareLocked is how many of the blocks that the front wants it gets: of those that nobody has yet no more than it computes while the link
@@ -277,9 +290,22 @@ func (h *meeting) shareLocked(computed, want int, rate float64, block time.Durat
 	return max(1, min(want, int(math.Round(gap*perBlock/(perBlock+block.Seconds())))))
 }
 
+// soonLocked is how many blocks are granted at a time before there is a plan: about as long as that takes, so that a slow front has not got
+// more than its share by then.
+func (h *meeting) soonLocked() int {
+	block := orDefault(h.mu.front.block, h.mu.said)
+	if block == 0 {
+		return 1
+	}
+	return int(max(1, soonTime/block))
+}
+
+// soonTime is about what finding the session and planning take.
+const soonTime = 50 * time.Millisecond
+
 // lateLocked is the unit in flight that brings a block, when computing what is missing of it takes less time than waiting for it; nil:
 // there is none.
-func (h *meeting) lateLocked(at int, rate float64, block time.Duration) *unit {
+func (h *meeting) lateLocked(at int, now time.Time, rtt time.Duration, rate float64, block time.Duration) *unit {
 	var ahead int64
 	for _, u := range h.mu.units {
 		ahead += u.left()
@@ -293,7 +319,12 @@ func (h *meeting) lateLocked(at int, rate float64, block time.Duration) *unit {
 			return nil
 		}
 		compute := time.Duration(u.missing(at)) * block
-		if rate <= 0 || float64(ahead)/rate > compute.Seconds() {
+		if rate <= 0 {
+			return u
+		}
+		// Its bytes come after those ahead of it, and the first of them a round trip after they were asked for.
+		wait := max(float64(ahead)/rate, u.asked.Add(rtt).Sub(now).Seconds()+float64(u.left())/rate)
+		if wait > compute.Seconds() {
 			return u
 		}
 		return nil
@@ -336,9 +367,8 @@ func (m *migration) linkRate() float64 {
 	return m.drive.link.Stats().Estimates.Goodput.Value
 }
 
-// blockTime is what the engine said a block's prefill takes; 0: it said nothing.
-func (m *migration) blockTime() time.Duration {
-	e := m.drive.engine
+// blockTime is what an engine said that a block's prefill takes; 0: it said nothing.
+func (e *engine) blockTime() time.Duration {
 	if e == nil {
 		return 0
 	}

@@ -150,7 +150,7 @@ func newMigrationMetrics(mk maker) migrationMetrics {
 		predicted: mk.histograms("kvferry_migration_predicted_seconds",
 			"Predicted time of committed migrations that had a prediction and moved blocks.", "mode"),
 		actual: mk.histograms("kvferry_migration_actual_seconds",
-			"Time from the request to the terminal state of the migrations that kvferry_migration_predicted_seconds counts.", "mode"),
+			"Time from the request to the terminal state, of a hybrid until every block was here, of the migrations that kvferry_migration_predicted_seconds counts.", "mode"),
 		errorRatio: mk.gauges("kvferry_migration_prediction_error_ratio",
 			"Actual over predicted seconds, less 1, of the latest migration that kvferry_migration_predicted_seconds counts.", "mode"),
 		rawBytes:    mk.counter("kvferry_migration_raw_bytes_total", "Bytes of pages that landed and were verified."),
@@ -232,9 +232,18 @@ func (m *migrationMetrics) count(r *pb.MigrationReport, blockBytes int64) {
 	// The engine's prefill after a recompute is not seen here, so only what moved blocks has an actual time.
 	if p := r.GetPredictedSeconds(); p > 0 && r.GetBlocksMoved() > 0 && r.GetState() == pb.MigrationState_MIGRATION_STATE_COMMITTED {
 		m.predicted.WithLabelValues(mode).Observe(p)
-		m.actual.WithLabelValues(mode).Observe(total)
-		m.errorRatio.WithLabelValues(mode).Set(total/p - 1)
+		actual := actualSeconds(r)
+		m.actual.WithLabelValues(mode).Observe(actual)
+		m.errorRatio.WithLabelValues(mode).Set(actual/p - 1)
 	}
+}
+
+// actualSeconds is what a prediction is held against: the whole migration, of a hybrid until the session was warm.
+func actualSeconds(r *pb.MigrationReport) float64 {
+	if r.GetWarm() != nil {
+		return r.GetWarm().AsDuration().Seconds()
+	}
+	return r.GetTotal().AsDuration().Seconds()
 }
 
 // served counts bytes that went out to a puller.

@@ -103,8 +103,8 @@ func (w reported) add(r *pb.MigrationReport, blockBytes int64) {
 		w["kvferry_migration_predicted_seconds_count"+labels]++
 		w["kvferry_migration_predicted_seconds_sum"+labels] += r.GetPredictedSeconds()
 		w["kvferry_migration_actual_seconds_count"+labels]++
-		w["kvferry_migration_actual_seconds_sum"+labels] += total
-		w["kvferry_migration_prediction_error_ratio"+labels] = total/r.GetPredictedSeconds() - 1
+		w["kvferry_migration_actual_seconds_sum"+labels] += actualSeconds(r)
+		w["kvferry_migration_prediction_error_ratio"+labels] = actualSeconds(r)/r.GetPredictedSeconds() - 1
 	}
 }
 

@@ -83,6 +83,7 @@ type drive struct {
 	offer     offered
 	mode      planner.Mode
 	inputs    inputs                 // of the plan
+	warm      time.Duration          // until a hybrid had every block here; 0: it has not
 	replanned atomic.Pointer[string] // why the fetch was given up; nil: it was not
 	met       bool                   // a hybrid's ends have met: what is missing after it is fetched
 	predicted float64
@@ -376,6 +377,9 @@ func (m *migration) makeReport(st state) *pb.MigrationReport {
 		r.BlocksUsable = int64(usable)
 		if dr.mode == planner.ModeHybrid {
 			r.BlocksComputed = max(0, r.GetBlocksUsable()-r.GetBlocksPresent()-r.GetBlocksMoved())
+			if dr.warm > 0 {
+				r.Warm = durationpb.New(dr.warm)
+			}
 			r.DuplicateBytes = int64(m.meeting.takenOver()) * dr.engine.layout.BlockBytes()
 		}
 		r.TailTokens = tailTokens(dr.session.Tokens, usable, dr.engine.layout.BlockTokens)

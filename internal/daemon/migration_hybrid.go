@@ -29,6 +29,7 @@ const (
 func (m *migration) hybrid(ctx context.Context) (event, error) {
 	dr, h := &m.drive, &m.meeting
 	keys := dr.session.Keys[:dr.offer.available]
+	h.says(dr.engine)
 	h.open(presentPrefix(dr.engine.arena, m.demand.tenant, keys), len(keys), dr.engine.layout.BlockBytes())
 	defer h.close(meetingFetch)
 	started := time.Now()
@@ -42,7 +43,13 @@ func (m *migration) hybrid(ctx context.Context) (event, error) {
 		}
 		return 0, err
 	}
-	return evLanded, m.awaitFront(ctx, keys)
+	if err := m.awaitFront(ctx, keys); err != nil {
+		return 0, err
+	}
+	if allPresent(dr.engine.arena, m.demand.tenant, keys) {
+		dr.warm = time.Since(m.started())
+	}
+	return evLanded, nil
 }
 
 // unitError is a unit that failed.
@@ -69,6 +76,9 @@ func (m *migration) fetchBack(ctx context.Context, keys []kvstore.BlockKey) erro
 			_ = take(<-results) // they end because of err
 		}
 	}()
+	// A window has room for the next unit when part of the last ones has landed, not only when a whole one has.
+	look := time.NewTicker(min(max(m.rtt()/4, time.Millisecond), 20*time.Millisecond))
+	defer look.Stop()
 	for {
 		for running < maxUnits {
 			window := m.window()
@@ -79,7 +89,7 @@ func (m *migration) fetchBack(ctx context.Context, keys []kvstore.BlockKey) erro
 			if !ok {
 				break
 			}
-			u, err := m.startUnit(ctx, first, end, results)
+			u, err := m.startUnit(ctx, first, end, window, results)
 			if err != nil {
 				return err
 			}
@@ -97,6 +107,7 @@ func (m *migration) fetchBack(ctx context.Context, keys []kvstore.BlockKey) erro
 				return err
 			}
 		case <-h.kick:
+		case <-look.C:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -119,16 +130,29 @@ func (m *migration) unitBlocks(window int64) int {
 	return int(max(1, min(window/8, mostUnit)/m.drive.engine.layout.BlockBytes()))
 }
 
+// layersAtATime is how many layers of a block are asked for together: all, but for a block that is large for the window. It comes in pieces then, two
+// for each connection in a window, so that the few blocks which are in flight keep all connections busy.
+func (m *migration) layersAtATime(blocks int, window int64) int {
+	layout := m.drive.engine.layout
+	layers, pieces := layout.PagesPerBlock(), int64(1)
+	if blocks == 1 && window > 0 {
+		pieces = 2 * int64(m.drive.link.Stats().Stripes) * layout.BlockBytes() / window
+	}
+	return max(1, layers/int(max(1, min(pieces, int64(layers)))))
+}
+
 // startUnit asks for what is missing of the blocks [first, end); nil: nothing is.
-func (m *migration) startUnit(ctx context.Context, first, end int, results chan<- *unit) (*unit, error) {
+func (m *migration) startUnit(ctx context.Context, first, end int, window int64, results chan<- *unit) (*unit, error) {
 	dr := &m.drive
+	if err := m.holdFront(); err != nil {
+		return nil, err
+	}
 	blocks, _, err := m.reserveRange(first, end) // what somebody else fills is looked at when everything has landed
 	if err != nil || len(blocks) == 0 {
 		return nil, err
 	}
-	u := &unit{first: first, end: end, blocks: blocks, bytes: int64(len(blocks)) * dr.engine.layout.BlockBytes(), done: make(chan struct{})}
-	layers := dr.engine.layout.PagesPerBlock()
-	order := pageOrder{blocks: len(blocks), layers: layers, size: layers}
+	u := &unit{first: first, end: end, blocks: blocks, asked: time.Now(), bytes: int64(len(blocks)) * dr.engine.layout.BlockBytes(), done: make(chan struct{})}
+	order := pageOrder{blocks: len(blocks), layers: dr.engine.layout.PagesPerBlock(), size: m.layersAtATime(len(blocks), window)}
 	local, remote := m.descriptors(blocks, order)
 	u.landing = newLanding(m, blocks, order)
 	u.t, err = dr.link.Prepare(transfer.Read, local, remote, transfer.TransferOptions{
@@ -181,6 +205,12 @@ func (m *migration) tookUnit(u *unit) error {
 		return nil
 	}
 	return &unitError{u}
+}
+
+// holdFront keeps what the front has made from eviction, by this migration's own units first of all.
+func (m *migration) holdFront() error {
+	granted, _, _ := m.meeting.stands()
+	return m.holdPresent(m.drive.session.Keys[:min(granted, len(m.drive.session.Keys))])
 }
 
 // unitDescriptors are those of a unit's transfer.
@@ -236,6 +266,9 @@ func (m *migration) awaitFront(ctx context.Context, keys []kvstore.BlockKey) err
 		_, _, heard := m.meeting.stands()
 		if n := presentPrefix(a, t, keys); n > here {
 			here, last = n, time.Now()
+			if err := m.holdFront(); err != nil {
+				return err
+			}
 		}
 		if time.Since(maxTime(last, heard)) > frontPatience {
 			return nil

@@ -1045,7 +1045,10 @@ type MigrationReport struct {
 	// side knows.
 	DuplicateBytes int64 `protobuf:"varint,24,opt,name=duplicate_bytes,json=duplicateBytes,proto3" json:"duplicate_bytes,omitempty"`
 	// Why a fetch was given up midway for a recompute of what was still missing; empty when it was not.
-	Replanned     string `protobuf:"bytes,25,opt,name=replanned,proto3" json:"replanned,omitempty"`
+	Replanned string `protobuf:"bytes,25,opt,name=replanned,proto3" json:"replanned,omitempty"`
+	// Time from the request until every block was here, prefilled or moved: hybrid only, whose predicted_seconds are of that. The engine
+	// goes on from there, while ownership is handed over. Unset where it did not come to that.
+	Warm          *durationpb.Duration `protobuf:"bytes,26,opt,name=warm,proto3" json:"warm,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1253,6 +1256,13 @@ func (x *MigrationReport) GetReplanned() string {
 		return x.Replanned
 	}
 	return ""
+}
+
+func (x *MigrationReport) GetWarm() *durationpb.Duration {
+	if x != nil {
+		return x.Warm
+	}
+	return nil
 }
 
 // Migration is one migration as it stands.
@@ -1886,7 +1896,7 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\x05waits\x18\x06 \x01(\bR\x05waits\x12'\n" +
 	"\x0ftransfers_ahead\x18\a \x01(\x03R\x0etransfersAhead\x12\x1f\n" +
 	"\vbytes_ahead\x18\b \x01(\x03R\n" +
-	"bytesAhead\"\xaa\a\n" +
+	"bytesAhead\"\xd9\a\n" +
 	"\x0fMigrationReport\x120\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1a.kvferry.v1.MigrationStateR\x05state\x12$\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x10.kvferry.v1.ModeR\x04mode\x12\x12\n" +
@@ -1915,7 +1925,8 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\rpages_retried\x18\x16 \x01(\x03R\fpagesRetried\x12'\n" +
 	"\x0fblocks_computed\x18\x17 \x01(\x03R\x0eblocksComputed\x12'\n" +
 	"\x0fduplicate_bytes\x18\x18 \x01(\x03R\x0eduplicateBytes\x12\x1c\n" +
-	"\treplanned\x18\x19 \x01(\tR\treplanned\"\xf4\x02\n" +
+	"\treplanned\x18\x19 \x01(\tR\treplanned\x12-\n" +
+	"\x04warm\x18\x1a \x01(\v2\x19.google.protobuf.DurationR\x04warm\"\xf4\x02\n" +
 	"\tMigration\x12!\n" +
 	"\fmigration_id\x18\x01 \x01(\tR\vmigrationId\x12\x1d\n" +
 	"\n" +
@@ -2066,32 +2077,33 @@ var file_kvferry_v1_migration_proto_depIdxs = []int32{
 	23, // 21: kvferry.v1.MigrationReport.total:type_name -> google.protobuf.Duration
 	23, // 22: kvferry.v1.MigrationReport.transfer:type_name -> google.protobuf.Duration
 	27, // 23: kvferry.v1.MigrationReport.fidelity:type_name -> kvferry.v1.Fidelity
-	21, // 24: kvferry.v1.Migration.session:type_name -> kvferry.v1.SessionRef
-	2,  // 25: kvferry.v1.Migration.state:type_name -> kvferry.v1.MigrationState
-	24, // 26: kvferry.v1.Migration.plan:type_name -> kvferry.v1.Plan
-	10, // 27: kvferry.v1.Migration.progress:type_name -> kvferry.v1.MigrationProgress
-	11, // 28: kvferry.v1.Migration.report:type_name -> kvferry.v1.MigrationReport
-	23, // 29: kvferry.v1.Migration.age:type_name -> google.protobuf.Duration
-	12, // 30: kvferry.v1.GetMigrationResponse.migration:type_name -> kvferry.v1.Migration
-	12, // 31: kvferry.v1.ListMigrationsResponse.migrations:type_name -> kvferry.v1.Migration
-	12, // 32: kvferry.v1.CancelMigrationResponse.migration:type_name -> kvferry.v1.Migration
-	5,  // 33: kvferry.v1.MigrationService.Plan:input_type -> kvferry.v1.PlanRequest
-	4,  // 34: kvferry.v1.MigrationService.Migrate:input_type -> kvferry.v1.MigrateRequest
-	15, // 35: kvferry.v1.MigrationService.GetMigration:input_type -> kvferry.v1.GetMigrationRequest
-	17, // 36: kvferry.v1.MigrationService.ListMigrations:input_type -> kvferry.v1.ListMigrationsRequest
-	13, // 37: kvferry.v1.MigrationService.ClaimPrefill:input_type -> kvferry.v1.ClaimPrefillRequest
-	19, // 38: kvferry.v1.MigrationService.CancelMigration:input_type -> kvferry.v1.CancelMigrationRequest
-	6,  // 39: kvferry.v1.MigrationService.Plan:output_type -> kvferry.v1.PlanResponse
-	7,  // 40: kvferry.v1.MigrationService.Migrate:output_type -> kvferry.v1.MigrateResponse
-	16, // 41: kvferry.v1.MigrationService.GetMigration:output_type -> kvferry.v1.GetMigrationResponse
-	18, // 42: kvferry.v1.MigrationService.ListMigrations:output_type -> kvferry.v1.ListMigrationsResponse
-	14, // 43: kvferry.v1.MigrationService.ClaimPrefill:output_type -> kvferry.v1.ClaimPrefillResponse
-	20, // 44: kvferry.v1.MigrationService.CancelMigration:output_type -> kvferry.v1.CancelMigrationResponse
-	39, // [39:45] is the sub-list for method output_type
-	33, // [33:39] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	23, // 24: kvferry.v1.MigrationReport.warm:type_name -> google.protobuf.Duration
+	21, // 25: kvferry.v1.Migration.session:type_name -> kvferry.v1.SessionRef
+	2,  // 26: kvferry.v1.Migration.state:type_name -> kvferry.v1.MigrationState
+	24, // 27: kvferry.v1.Migration.plan:type_name -> kvferry.v1.Plan
+	10, // 28: kvferry.v1.Migration.progress:type_name -> kvferry.v1.MigrationProgress
+	11, // 29: kvferry.v1.Migration.report:type_name -> kvferry.v1.MigrationReport
+	23, // 30: kvferry.v1.Migration.age:type_name -> google.protobuf.Duration
+	12, // 31: kvferry.v1.GetMigrationResponse.migration:type_name -> kvferry.v1.Migration
+	12, // 32: kvferry.v1.ListMigrationsResponse.migrations:type_name -> kvferry.v1.Migration
+	12, // 33: kvferry.v1.CancelMigrationResponse.migration:type_name -> kvferry.v1.Migration
+	5,  // 34: kvferry.v1.MigrationService.Plan:input_type -> kvferry.v1.PlanRequest
+	4,  // 35: kvferry.v1.MigrationService.Migrate:input_type -> kvferry.v1.MigrateRequest
+	15, // 36: kvferry.v1.MigrationService.GetMigration:input_type -> kvferry.v1.GetMigrationRequest
+	17, // 37: kvferry.v1.MigrationService.ListMigrations:input_type -> kvferry.v1.ListMigrationsRequest
+	13, // 38: kvferry.v1.MigrationService.ClaimPrefill:input_type -> kvferry.v1.ClaimPrefillRequest
+	19, // 39: kvferry.v1.MigrationService.CancelMigration:input_type -> kvferry.v1.CancelMigrationRequest
+	6,  // 40: kvferry.v1.MigrationService.Plan:output_type -> kvferry.v1.PlanResponse
+	7,  // 41: kvferry.v1.MigrationService.Migrate:output_type -> kvferry.v1.MigrateResponse
+	16, // 42: kvferry.v1.MigrationService.GetMigration:output_type -> kvferry.v1.GetMigrationResponse
+	18, // 43: kvferry.v1.MigrationService.ListMigrations:output_type -> kvferry.v1.ListMigrationsResponse
+	14, // 44: kvferry.v1.MigrationService.ClaimPrefill:output_type -> kvferry.v1.ClaimPrefillResponse
+	20, // 45: kvferry.v1.MigrationService.CancelMigration:output_type -> kvferry.v1.CancelMigrationResponse
+	40, // [40:46] is the sub-list for method output_type
+	34, // [34:40] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_kvferry_v1_migration_proto_init() }
