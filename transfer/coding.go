@@ -34,12 +34,15 @@ const (
 	retryAfter = 10 * time.Second
 	// bound is the part of the path's time that coding takes from which on it may be what holds the flow.
 	bound = 0.9
-	// probeTrips and leastProbe say for how long pages go raw to see what the path carries, and probeRest how many times as long, and at
-	// least how long, what was seen counts: at a ratio of 1.5 they cost half a percent.
-	probeTrips = 4
-	leastProbe = 100 * time.Millisecond
-	probeRest  = 60
-	leastRest  = 30 * time.Second
+	// probeTrips and leastProbe say for how long pages go raw to see what the path carries, and longer, up to probeSteps times that, while
+	// it carries more and more by probeGrowth; probeRest is how many times as long, and leastRest at least how long, what was seen counts:
+	// at a ratio of 1.5 they cost half a percent.
+	probeTrips  = 8
+	leastProbe  = 100 * time.Millisecond
+	probeSteps  = 16
+	probeGrowth = 1.03
+	probeRest   = 60
+	leastRest   = 30 * time.Second
 )
 
 // priors are what codecs are taken for before they have coded anything.
@@ -97,11 +100,12 @@ type coder struct {
 }
 
 // probe finds out what the path carries while the processors hold the flow: the windows do not grow then, and say no more than that
-// the path carries as much. Pages go raw for a few round trips.
+// the path carries as much. Pages go raw for a few round trips, and on while windows or connections grow.
 type probe struct {
 	running bool
-	until   time.Time // of one that runs; else of what was seen
-	rate    float64   // seen; 0: nothing
+	began   time.Time
+	until   time.Time // of a step of one that runs; else of what was seen
+	rate    float64   // seen, at the begin of the step; 0: nothing
 }
 
 // carries is at least what the path carries, bytes a second, at the rate that the windows let through now. ask: pages are to go raw.
@@ -110,10 +114,13 @@ func (p *probe) carries(rate float64, rtt time.Duration, now time.Time) (carries
 	switch {
 	case p.running && now.Before(p.until):
 		return rate, true
+	case p.running && rate > probeGrowth*p.rate && now.Sub(p.began) < probeSteps*long:
+		p.rate, p.until = rate, now.Add(long)
+		return rate, true
 	case p.running:
-		*p = probe{until: now.Add(max(probeRest*long, leastRest)), rate: rate}
+		*p = probe{until: now.Add(max(probeRest*now.Sub(p.began), leastRest)), rate: rate}
 	case p.rate == 0 || now.After(p.until):
-		*p = probe{running: true, until: now.Add(long)}
+		*p = probe{running: true, began: now, until: now.Add(long), rate: rate}
 		return rate, true
 	}
 	return max(rate, p.rate), false

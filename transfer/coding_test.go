@@ -186,7 +186,7 @@ func TestCodecTriedAgain(t *testing.T) {
 // TestCodecProbes: where the processors hold the flow of coded pages, the windows say no more of the path than that. The choice is still
 // the best one by brute force over what the path really carries, and looking costs less than one percent.
 func TestCodecProbes(t *testing.T) {
-	const step, rtt = 10 * time.Millisecond, 70 * time.Millisecond
+	const step, rtt, slow = 10 * time.Millisecond, 70 * time.Millisecond, 0.02
 	for _, path := range []float64{50e6, 400e6, 600e6, 800e6, 1e9, 1.5e9, 3e9} {
 		for _, decode := range []float64{0.4e-9, 2e-9, 4e-9, 20e-9} {
 			k := coder{mode: CodecAuto, cores: 4}
@@ -197,16 +197,16 @@ func TestCodecProbes(t *testing.T) {
 			real := ways{rate: path, cores: 4, peerCores: 4}
 			rates := map[codec.ID]float64{codec.Raw: 1 / real.time(raw), codec.Huff: 1 / real.time(h)} // page bytes a second
 			travels := map[codec.ID]float64{codec.Raw: rates[codec.Raw], codec.Huff: rates[codec.Huff] / h.ratio}
-			window, landed := 1e6, 0.0
-			const settle, whole = 5 * time.Second, 600 * time.Second
+			window, landed := 20e6, 0.0
+			const settle, whole = 60 * time.Second, 900 * time.Second
 			for at := time.Duration(0); at < whole; at += step {
 				id := k.choose(codec.BF16, pathRate{window, rtt}, start.Add(at))
 				if at >= settle {
 					landed += rates[id] * step.Seconds()
 				}
-				// Windows grow while they hold the flow, and only then: fourfold in two round trips.
+				// Windows grow while they hold the flow, and only then: by a fiftieth a round trip, as where connections come one by one.
 				if travels[id] >= window {
-					window = min(path, window*(1+3*float64(step)/float64(2*rtt)))
+					window = min(path, window*(1+slow*float64(step)/float64(rtt)))
 				}
 			}
 			best := max(rates[codec.Raw], rates[codec.Huff])
