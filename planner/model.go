@@ -103,6 +103,15 @@ func (c *Compute) flops() float64 {
 	return c.PeakFLOPS * c.MFU
 }
 
+// Law is what a prefill of m takes on the replica by itself, its queues left out. ok is false when an input is missing, or too old.
+func (c Compute) Law(m Model) (law PrefillLaw, ok bool) {
+	linear, quadratic, known := c.prefill(&m)
+	if !known {
+		return PrefillLaw{}, false
+	}
+	return PrefillLaw{Fixed: c.FixedSeconds, Linear: linear, Quadratic: quadratic}, true
+}
+
 // measured says that SecondsPerToken is there and not too old.
 func (c *Compute) measured() bool { return c.SecondsPerToken > 0 && fresh(c.Age, c.MaxAge) }
 

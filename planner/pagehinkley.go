@@ -53,6 +53,9 @@ func (p *PageHinkley) Observe(logRatio float64) (since int, alarm bool) {
 	return since, true
 }
 
+// Quiet reports whether no sample counts that came so far: whatever changes, changes from here on.
+func (p *PageHinkley) Quiet() bool { return p.up == 0 && p.down == 0 }
+
 // Reset forgets all samples.
 func (p *PageHinkley) Reset() { p.up, p.down, p.sinceUp, p.sinceDown = 0, 0, 0, 0 }
 

@@ -66,7 +66,12 @@ func TestPageHinkleyEdges(t *testing.T) {
 			t.Errorf("%v alarmed", x)
 		}
 	}
-	p.Reset()
+	if p.Observe(0.3); p.Quiet() {
+		t.Error("quiet after a sample that counts")
+	}
+	if p.Reset(); !p.Quiet() {
+		t.Error("not quiet after a reset")
+	}
 	for i, want := range []bool{false, false, true, false, false, true} {
 		since, alarm := p.Observe(10)
 		if alarm != want || alarm && since != 3 {

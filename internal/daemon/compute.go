@@ -15,15 +15,16 @@ import (
 
 // computeInputs is what the planner knows of an engine's prefill. The reason for PrefillUnavailable comes beside it.
 //
-// The speed is, in this order: what the engine's own metrics measured lately; what it registered. The registered one is
-// taken for the speed at full clocks and is divided by what throttling leaves of them; the measured one was taken at the
-// clocks of its time and is left alone. The queue is the requests that wait for capacity, by the prompt tokens that a
+// The speed is, in this order: a fit to what was observed here within the hour; what the engine's own metrics measured lately; a fit to
+// what was observed within the day; what the engine registered, a prior that is shown as one. The registered one is
+// taken for the speed at full clocks and is divided by what throttling leaves of them; the others were taken at the
+// clocks of their time and are left alone. The queue is the requests that wait for capacity, by the prompt tokens that a
 // request has computed on average since the engine started, by the seconds a token: a lower bound, since they may wait
 // for others' decoding too. What is not known is not counted, and the source says so: unknown is not zero. Memory and a
 // lost GPU are vetoes. Utilization moves no figure but the spread, which is that of the speed's source, widened by the busiest device.
-func (d *Daemon) computeInputs(e *engine, m planner.Model) (c planner.Compute, veto string) {
+func (d *Daemon) computeInputs(e *engine, m planner.Model, r planner.Request) (c planner.Compute, veto string) {
 	load, loadErr := d.load.engine(e.id)
-	c, measured := speedOf(load, loadErr, e.speed())
+	c, measured := speedOf(load, loadErr, e.speed(), d.prefillFit(e), r)
 	devices, problem := d.load.devicesOf(e.id, e.pids())
 	notes := []string{c.Source}
 	note := func(s string) {
@@ -56,14 +57,27 @@ func (e *engine) pids() []int {
 	return out
 }
 
-// speedOf is the prefill speed and where it comes from. measured: by the engine's metrics.
-func speedOf(load engineload.Load, loadErr error, sp *pb.PrefillSpeed) (c planner.Compute, measured bool) {
+// speedOf is the prefill speed and where it comes from. measured: here, or by the engine's metrics.
+//
+// The metrics are no observations of the fit: they are sums over requests of unknown lengths, of which those of one batch count the
+// whole time each.
+func speedOf(load engineload.Load, loadErr error, sp *pb.PrefillSpeed, fit fitted, r planner.Request) (c planner.Compute, measured bool) {
 	p := load.Prefill
+	if fit.usable() && fit.age <= fitFresh {
+		return fit.compute(r.PresentTokens, r.PrefixTokens), true
+	}
 	if v := p.SecondsPerToken; loadErr == nil && v.Known && v.Value >= 1e-12 && v.Value < 1e6 {
 		source := fmt.Sprintf("measured by the engine's metrics over %.0f tokens, %v ago", p.Tokens, time.Since(p.Until).Round(time.Second))
 		return planner.Compute{SecondsPerToken: v.Value, Spread: scrapedSpread, Source: source}, true
 	}
-	return computeOf(sp), false
+	if fit.usable() {
+		return fit.compute(r.PresentTokens, r.PrefixTokens), true
+	}
+	c = computeOf(sp)
+	if fit.kept > 0 {
+		c.Source += fmt.Sprintf("; %d observed prefills do not suffice (R2 %.2f, the last %v ago)", fit.kept, fit.R2, fit.age.Round(time.Second))
+	}
+	return c, false
 }
 
 // Spreads of a prefill's predicted time by where its speed comes from. Choices, and no measurements of this replica: simulators
@@ -123,6 +137,7 @@ func queue(c *planner.Compute, load engineload.Load, loadErr error, m planner.Mo
 		return fmt.Sprintf("queue unknown: %.0f requests wait, the prefill speed is not known", waiting)
 	}
 	mean := computed.Value / requests.Value
+	perToken += c.SecondsPerTokenSquared * mean
 	c.QueueSeconds, c.QueueKnown = min(waiting*mean*perToken, maxQueueSeconds), true
 	return fmt.Sprintf("%.0f requests wait, about %.0f tokens each", waiting, mean)
 }

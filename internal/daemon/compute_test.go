@@ -186,7 +186,7 @@ func TestComputeInputs(t *testing.T) {
 			e := &engine{id: "e"}
 			e.mu.speed, e.mu.procs = tc.speed, map[processKey]*engineProcess{{pid: 100}: {pid: 100}}
 			m := planner.Model{ParamsActive: tc.speed.GetParamsActive()}
-			got, veto := d.computeInputs(e, m)
+			got, veto := d.computeInputs(e, m, planner.Request{PrefixTokens: 1000})
 			source := got.Source
 			got.Source = ""
 			tc.want.Spread = spreadOf(tc.want, source, tc.snap)
@@ -246,7 +246,7 @@ func TestUtilizationWidensSpread(t *testing.T) {
 		d := &Daemon{cfg: cfg, load: &load{
 			gpus: &fakeGPUs{snap: snapshot(gpu(0, at(busy)), gpu(1, at(busy/2)))}, maxAge: time.Minute, engines: []engineSource{{cfg: cfg.Engines[0]}},
 		}}
-		c, _ := d.computeInputs(e, planner.Model{})
+		c, _ := d.computeInputs(e, planner.Model{}, planner.Request{PrefixTokens: 1000})
 		if want := registeredSpread * (1 + busy); math.Abs(c.Spread-want) > 1e-12 {
 			t.Errorf("busy %v: spread %v, want %v", busy, c.Spread, want)
 		}

@@ -44,7 +44,8 @@ type Config struct {
 	// Engines say where local engines' load is read and which GPUs they use. An engine need not be listed to register; one
 	// that is not has an unknown load.
 	Engines []EngineConfig `yaml:"engines"`
-	// StateDir holds the session directory (sessions.db) and what was measured of the paths to peers (paths.json). Default
+	// StateDir holds the session directory (sessions.db) and what was measured of the paths to peers (paths.json) and
+	// of the engines' prefill (calibration.json). Default
 	// "/var/lib/kvferry". It must survive restarts: forwarding records are in it.
 	StateDir string `yaml:"state_dir"`
 	// LogLevel is debug, info, warn or error. Default info.

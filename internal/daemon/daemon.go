@@ -63,16 +63,17 @@ type Daemon struct {
 	registry    *prometheus.Registry
 	metrics     *metrics
 
-	agent      *transfer.Agent
-	sessions   *kvstore.Sessions
-	engines    *engines
-	offers     *offers
-	links      *links
-	paths      *paths
-	migrations *migrations
-	yields     *yields
-	load       *load
-	servers    *servers
+	agent       *transfer.Agent
+	sessions    *kvstore.Sessions
+	engines     *engines
+	offers      *offers
+	links       *links
+	paths       *paths
+	calibration *calibration
+	migrations  *migrations
+	yields      *yields
+	load        *load
+	servers     *servers
 
 	closing   chan struct{} // closed when Close begins
 	closeOnce sync.Once
@@ -124,6 +125,7 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 		return nil, err
 	}
 	d.openPaths(parts.NoState)
+	d.openCalibration(parts.NoState)
 	if err := d.openAgent(parts); err != nil {
 		return nil, err
 	}
@@ -257,6 +259,7 @@ func (d *Daemon) sweep() {
 			}
 			d.links.counters.observe()
 			d.learnPaths(false)
+			d.keepCalibration(false)
 			d.yieldPending()
 		}
 	}
@@ -301,6 +304,7 @@ func (d *Daemon) Close() error {
 			if d.links != nil {
 				d.learnPaths(true)
 			}
+			d.keepCalibration(true)
 			errs = append(errs, d.agent.Close())
 		}
 		if d.engines != nil {

@@ -3,6 +3,7 @@ package daemon
 import (
 	"fmt"
 	"iter"
+	"log/slog"
 	"math"
 	"slices"
 	"time"
@@ -30,7 +31,8 @@ const (
 // fetches is what the last migrations from one peer took.
 type fetches struct {
 	ring  [keptFetches]fetch
-	count int // ever
+	count int // since the path has changed, or ever
+	drift planner.PageHinkley
 }
 
 type fetch struct {
@@ -118,10 +120,33 @@ func median(x []float64) float64 {
 	return (x[(n-1)/2] + x[n/2]) / 2
 }
 
-// took notes a fetch from a configured peer.
-func (l *links) took(peer transfer.PeerID, bytes int64, seconds float64) {
+// changed takes in what a fetch took over what was predicted of it, with the relative deviation that it has. since, unless it is 0, is how
+// many of the last fetches, that one included, the path has been another one for; those before them are dropped.
+func (f *fetches) changed(seconds, predicted, spread float64) (since int) {
+	if predicted <= 0 || seconds <= 0 {
+		return 0
+	}
+	since, _ = f.drift.Observe(math.Log(seconds/predicted) / max(1, spread/quietSigma))
+	if since > 0 {
+		f.keep(since)
+	}
+	return since
+}
+
+// keep drops all but the last n.
+func (f *fetches) keep(n int) {
+	n = min(n, f.count, keptFetches)
+	var last [keptFetches]fetch
+	for i := range n {
+		last[i] = f.ring[(f.count-n+i)%keptFetches]
+	}
+	f.ring, f.count = last, n
+}
+
+// took notes a fetch from a configured peer, and what was predicted of it, 0: nothing was. since is that of fetches.changed.
+func (l *links) took(peer transfer.PeerID, bytes int64, seconds, predicted, spread float64) (since int) {
 	if _, ok := l.peers[peer]; !ok {
-		return
+		return 0
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -131,6 +156,7 @@ func (l *links) took(peer transfer.PeerID, bytes int64, seconds float64) {
 		l.mu.fetches[peer] = f
 	}
 	f.add(bytes, seconds, time.Now())
+	return f.changed(seconds, predicted, spread)
 }
 
 // past is what migrations from peer tell of the next one over link; nothing for a link that was not measured. Its rate replaces the
@@ -167,6 +193,8 @@ func (m *migration) learn(st state, total time.Duration) {
 	dr := &m.drive
 	ordinary := st == stateCommitted && dr.mode == planner.ModeFetch && dr.retried == 0 && dr.grown == 0 && dr.lost == 0 && dr.hops == 0 && dr.failure == nil
 	if bytes := dr.bytes.Load(); ordinary && dr.alone && len(m.demand.keys) == 0 && bytes > 0 {
-		m.d.links.took(dr.source, bytes, total.Seconds())
+		if since := m.d.links.took(dr.source, bytes, total.Seconds(), dr.predicted, dr.inputs.link.Spread); since > 0 {
+			m.d.drifted(driftPath, slog.String("peer", string(dr.source)), since)
+		}
 	}
 }

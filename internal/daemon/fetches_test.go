@@ -228,8 +228,8 @@ func TestPastFetches(t *testing.T) {
 	takes := func(bytes int64) float64 { return 0.21 + fixed + 8*float64(bytes)/rate }
 	for i := range 10 {
 		b := int64(1+i) << 20
-		l.took("a", b, takes(b))
-		l.took("stranger", b, 9)
+		l.took("a", b, takes(b), 0, 0)
+		l.took("stranger", b, 9, 0, 0)
 	}
 	got := l.past("a", link)
 	if math.Abs(float64(got.rate)/rate-1) > 1e-9 || math.Abs(got.fixed-fixed) > 1e-9 || got.spread != leastFetchSpread {

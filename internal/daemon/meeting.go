@@ -29,7 +29,7 @@ type meeting struct {
 		frontier   int // blocks from it on have been asked for, or are here
 		heard      time.Time
 		front      frontSpeed
-		said       time.Duration // what the engine says that a block takes; 0: it said nothing, or it is not known which engine
+		said       time.Duration // what a block takes by past prefills or by the engine's word; 0: neither, or it is not known which engine
 		rate       byteRate
 		units      []*unit // in flight, in the order they were asked for: from the back to the front
 		taken      int     // blocks that were asked for and granted then
@@ -119,9 +119,8 @@ func (h *meeting) wake() {
 	}
 }
 
-// says notes how fast the engine is by its own word.
-func (h *meeting) says(e *engine) {
-	block := e.blockTime()
+// says notes how fast the engine is by what was known before: 0: nothing.
+func (h *meeting) says(block time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.mu.said = block
@@ -217,9 +216,11 @@ func (h *meeting) takenOver() int {
 
 // claim is one claim of the front.
 func (m *migration) claim(ctx context.Context, computed, want int) (*pb.ClaimPrefillResponse, error) {
+	m.observed(m.claims.claimed(time.Now(), computed))
 	for {
 		u, out := m.answerClaim(computed, want)
 		if u == nil {
+			m.observed(m.claims.answered(time.Now(), computed, int(out.GetGrantedUntil()), out.GetEnded()))
 			return out, nil
 		}
 		u.t.Cancel()
@@ -228,6 +229,13 @@ func (m *migration) claim(ctx context.Context, computed, want int) (*pb.ClaimPre
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
+	}
+}
+
+// observed takes in what the front has shown of the engine's prefill; ok: anything.
+func (m *migration) observed(e *engine, p planner.Prefill, ok bool) {
+	if ok {
+		m.d.observePrefill(e, p)
 	}
 }
 
@@ -367,10 +375,15 @@ func (m *migration) linkRate() float64 {
 	return m.drive.link.Stats().Estimates.Goodput.Value
 }
 
-// blockTime is what an engine said that a block's prefill takes; 0: it said nothing.
-func (e *engine) blockTime() time.Duration {
+// blockTime is what the prefill of an engine's block at takes, as observed, else as the engine said; 0: it said nothing.
+func (d *Daemon) blockTime(e *engine, at int) time.Duration {
 	if e == nil {
 		return 0
+	}
+	if f := d.prefillFit(e); f.usable() {
+		n := int64(e.layout.BlockTokens)
+		f.Law.Fixed = 0 // of a prefill, not of each block
+		return time.Duration(f.Law.Seconds(n*int64(at), n) * float64(time.Second))
 	}
 	return time.Duration(e.speed().GetSecondsPerToken() * float64(e.layout.BlockTokens) * float64(time.Second))
 }

@@ -24,6 +24,7 @@ type metrics struct {
 	egress    egressMetrics
 	prefix    *prometheus.CounterVec // region, engine, call, result
 	accused   *prometheus.CounterVec // result
+	drift     *prometheus.CounterVec // what
 }
 
 // migrationMetrics are what migrations into this node add up to. Each ended migration counts once, with the numbers of
@@ -118,6 +119,11 @@ func newMetrics(reg prometheus.Registerer, d *Daemon) *metrics {
 			"region", "engine", "call", "result"),
 		accused: mk.counters("kvferry_peer_accusations_total",
 			"Blocks of this node that pullers could not verify, by what re-verifying them here found: dropped (bad here), good.", "result"),
+	}
+	m.drift = mk.counters("kvferry_planner_drift_total",
+		"Changes of what the planner predicts from, after which it has dropped what was observed before: of a path's fetches, of a replica's prefill.", "what")
+	for _, what := range []string{driftPath, driftReplica} {
+		m.drift.WithLabelValues(what)
 	}
 	for _, r := range []string{"dropped", "good"} {
 		m.accused.WithLabelValues(r)

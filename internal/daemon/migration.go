@@ -55,6 +55,7 @@ type migration struct {
 	drive  drive
 
 	meeting meeting
+	claims  claimTimer
 
 	mu struct {
 		sync.Mutex

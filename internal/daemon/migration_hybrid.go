@@ -29,8 +29,10 @@ const (
 func (m *migration) hybrid(ctx context.Context) (event, error) {
 	dr, h := &m.drive, &m.meeting
 	keys := dr.session.Keys[:dr.offer.available]
-	h.says(dr.engine)
-	h.open(presentPrefix(dr.engine.arena, m.demand.tenant, keys), len(keys), dr.engine.layout.BlockBytes())
+	m.claims.begin(dr.engine, m.demand.tenant, keys)
+	here := presentPrefix(dr.engine.arena, m.demand.tenant, keys)
+	h.says(m.d.blockTime(dr.engine, here))
+	h.open(here, len(keys), dr.engine.layout.BlockBytes())
 	defer h.close(meetingFetch)
 	started := time.Now()
 	defer func() { dr.transfer += time.Since(started) }()

@@ -28,7 +28,7 @@ func (m *migration) locate(ctx context.Context) (event, error) {
 	} else if all := m.d.engines.list(); len(all) == 1 {
 		dr.engine = all[0]
 	}
-	m.meeting.says(dr.engine)
+	m.meeting.says(m.d.blockTime(dr.engine, 0))
 	if len(q.keys) > 0 {
 		dr.source = q.hint
 		return evLocated, nil

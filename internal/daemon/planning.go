@@ -40,7 +40,7 @@ func (d *Daemon) planInputs(e *engine, link *transfer.Link, s kvstore.Session, p
 	if sp := e.speed(); sp != nil {
 		in.model.ParamsActive, in.model.QueryHeads = sp.GetParamsActive(), int(sp.GetQueryHeads())
 	}
-	in.compute, in.veto = d.computeInputs(e, in.model)
+	in.compute, in.veto = d.computeInputs(e, in.model, in.request)
 	return in
 }
 
@@ -48,9 +48,9 @@ func (d *Daemon) planInputs(e *engine, link *transfer.Link, s kvstore.Session, p
 func computeOf(sp *pb.PrefillSpeed) planner.Compute {
 	switch {
 	case sp.GetSecondsPerToken() > 0:
-		return planner.Compute{SecondsPerToken: sp.GetSecondsPerToken(), Spread: registeredSpread, Source: "measured by the engine"}
+		return planner.Compute{SecondsPerToken: sp.GetSecondsPerToken(), Spread: registeredSpread, Source: "prior: measured by the engine, not observed here"}
 	case sp.GetPeakFlops() > 0:
-		return planner.Compute{PeakFLOPS: sp.GetPeakFlops(), MFU: sp.GetMfu(), Spread: flopsSpread, Source: "the engine's peak FLOPS and MFU"}
+		return planner.Compute{PeakFLOPS: sp.GetPeakFlops(), MFU: sp.GetMfu(), Spread: flopsSpread, Source: "prior: the engine's peak FLOPS and MFU, not observed here"}
 	}
 	return planner.Compute{Source: "unknown: the engine gave no prefill speed"}
 }
