@@ -94,17 +94,18 @@ func (f *front) want() int {
 	size := float64(f.cfg.BlockTokens)
 	doubled := float64(f.at + 1) // steps of 1, 2, 4...
 	want, least := doubled, 1.0
-	if overhead, perToken, ok := f.line.fit(); ok && f.cfg.MaxOverhead > 0 {
+	overhead, perToken, known := f.line.fit()
+	if known && f.cfg.MaxOverhead > 0 {
 		least = min(overhead/(f.cfg.MaxOverhead*perToken*size), grow*doubled) // perToken 0: +Inf or NaN
 		if math.IsNaN(least) {
 			least = 1
 		}
 		want = max(want, least)
 	}
-	if n := f.cfg.StepTokens; n > 0 {
+	if n := f.cfg.StepTokens; n > 0 && (known || f.report.Requests != 1) { // the second is longer than the first, whatever a step
 		want = min(want, max(float64(n)/size, least))
 	}
-	return int(max(1, min(math.Ceil(want), float64(f.blocks-f.at), maxWant)))
+	return int(max(1, min(math.Ceil(want*(1-1e-9)), float64(f.blocks-f.at), maxWant)))
 }
 
 // claim asks for blocks from at on.

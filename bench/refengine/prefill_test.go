@@ -113,6 +113,7 @@ func (s *stock) run(ctx context.Context, id string, tokens []int, edit func(*pre
 type moved struct {
 	report prefill.Report
 	err    error // of the front
+	front  time.Duration
 	res    *Result
 	ended  *kvferryv1.MigrationReport
 	took   time.Duration // to the end of both
@@ -137,6 +138,7 @@ func (p *pair) moveStock(t *testing.T, s *stock, session string, tokens []int, e
 	go func() {
 		defer close(ran)
 		m.report, m.err = s.run(t.Context(), first.GetMigrationId(), tokens, edit)
+		m.front = time.Since(began)
 	}()
 	for m.ended == nil {
 		u, err := stream.Recv()
