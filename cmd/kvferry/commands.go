@@ -8,6 +8,7 @@ func (a *app) commands() []*cobra.Command {
 		a.newPlan(),
 		a.newMigrate(),
 		a.newMigrations(),
+		a.newPlans(),
 		a.newSessions(),
 		a.newLinks(),
 		a.newStatus(),

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kvferry/kvferry/internal/certs"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
@@ -103,6 +104,22 @@ func (d *fakeDaemon) ListMigrations(_ context.Context, r *pb.ListMigrationsReque
 	}}}, nil
 }
 
+func (d *fakeDaemon) ListPlans(_ context.Context, r *pb.ListPlansRequest) (*pb.ListPlansResponse, error) {
+	d.asked(r)
+	shadow := testPlanRecord()
+	shadow.MigrationId, shadow.Shadow, shadow.State, shadow.CarriedOut, shadow.ActualOverPredicted = "m2", true, pb.MigrationState_MIGRATION_STATE_REDIRECT, pb.Mode_MODE_REDIRECT, nil
+	bare := &pb.PlanRecord{MigrationId: "m3", Ended: timestamppb.Now()} // of a daemon that sends less
+	return &pb.ListPlansResponse{Plans: []*pb.PlanRecord{testPlanRecord(), shadow, bare}}, nil
+}
+
+func (d *fakeDaemon) GetPlan(_ context.Context, r *pb.GetPlanRequest) (*pb.GetPlanResponse, error) {
+	d.asked(r)
+	if d.end != nil {
+		return nil, d.end
+	}
+	return &pb.GetPlanResponse{Plan: testPlanRecord()}, nil
+}
+
 func (d *fakeDaemon) Plan(_ context.Context, r *pb.PlanRequest) (*pb.PlanResponse, error) {
 	d.asked(r)
 	if d.end != nil {
@@ -114,7 +131,7 @@ func (d *fakeDaemon) Plan(_ context.Context, r *pb.PlanRequest) (*pb.PlanRespons
 func (d *fakeDaemon) Status(_ context.Context, r *pb.StatusRequest) (*pb.StatusResponse, error) {
 	d.asked(r)
 	return &pb.StatusResponse{
-		Node: &pb.Node{NodeId: "eu-1", RegionId: "eu", Incarnation: "i"}, Version: "v1", Uptime: durationpb.New(90 * time.Second), Gpu: "unavailable: none",
+		Node: &pb.Node{NodeId: "eu-1", RegionId: "eu", Incarnation: "i"}, Version: "v1", Uptime: durationpb.New(90 * time.Second), Shadow: true, Gpu: "unavailable: none",
 		Arenas: []*pb.ArenaStatus{{EngineId: "e1", Layout: &pb.Layout{ModelId: "tiny"}, Slots: 64, SlotsFree: 60, BlockBytes: 5 << 20}},
 	}, nil
 }
@@ -164,6 +181,19 @@ func testPlan() *pb.Plan {
 		},
 		Winner: pb.Mode_MODE_FETCH, RunnerUp: pb.Mode_MODE_RECOMPUTE, MarginSeconds: 1.5, MarginRatio: 0.5, Reason: "fetch takes 1.5 s", LinkSource: "measured",
 		CrossoverTokens: &crossover,
+	}
+}
+
+func testPlanRecord() *pb.PlanRecord {
+	predicted, p95, ratio := 1.5, 1.6645, 1.6/1.5
+	return &pb.PlanRecord{
+		MigrationId: "m1", RequestId: "r1", Session: &pb.SessionRef{SessionId: "chat"}, Source: &pb.Node{NodeId: "us-1", RegionId: "us"}, Plan: testPlan(),
+		Decided: pb.Mode_MODE_FETCH, CarriedOut: pb.Mode_MODE_FETCH, State: pb.MigrationState_MIGRATION_STATE_COMMITTED, PredictedSeconds: &predicted,
+		PredictedP95Seconds: &p95, ActualSeconds: 1.6, ActualOverPredicted: &ratio, Bytes: 80 << 20, BlocksMoved: 16, BlocksTotal: 16, Tokens: 257,
+		Steps: []*pb.PlanStep{
+			{State: pb.MigrationState_MIGRATION_STATE_OFFERING, Seconds: 0.5}, {State: pb.MigrationState_MIGRATION_STATE_TRANSFERRING, Seconds: 1.1},
+		},
+		Ended: timestamppb.New(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)),
 	}
 }
 
@@ -498,8 +528,8 @@ func TestShow(t *testing.T) {
 		},
 		{
 			[]string{"status"},
-			map[string]any{"node.node_id": "eu-1", "version": "v1", "uptime_seconds": 90.0, "gpu": "unavailable: none", "arenas.0.engine_id": "e1", "arenas.0.slots_free": 60.0},
-			[]string{"node: eu-1 (eu)", "up: 90 s", "e1 tiny 64 60"},
+			map[string]any{"node.node_id": "eu-1", "shadow": true, "version": "v1", "uptime_seconds": 90.0, "gpu": "unavailable: none", "arenas.0.engine_id": "e1", "arenas.0.slots_free": 60.0},
+			[]string{"node: eu-1 (eu)", "mode: shadow", "up: 90 s", "e1 tiny 64 60"},
 			&pb.StatusRequest{},
 		},
 		{
@@ -519,6 +549,36 @@ func TestShow(t *testing.T) {
 			map[string]any{"migration.state": "CANCELLED", "plan": nil},
 			[]string{"state: CANCELLED"},
 			&pb.CancelMigrationRequest{RequestId: "r1"},
+		},
+		{
+			[]string{"plans", "--worst", "--mode", "fetch", "--tenant", "t", "--shadow", "-n", "7"},
+			map[string]any{
+				"plans.0.migration_id": "m1", "plans.0.decided": "fetch", "plans.0.carried_out": "fetch", "plans.0.asked": "", "plans.0.predicted_seconds": 1.5,
+				"plans.0.predicted_p95_seconds": 1.6645, "plans.0.actual_seconds": 1.6, "plans.0.actual_over_predicted": 1.6 / 1.5, "plans.0.ended": "2026-01-02T03:04:05Z",
+				"plans.0.plan.modes.fetch.terms.0.name": "rtt", "plans.0.steps.1.state": "TRANSFERRING", "plans.1.shadow": true, "plans.1.actual_over_predicted": nil,
+				"plans.2.predicted_seconds": nil, "plans.2.plan": nil,
+			},
+			[]string{
+				"m1 chat - fetch recompute COMMITTED 1.5 s 1.665 s 1.6 s 1.07x", "m2 chat - fetch (shadow) recompute REDIRECT 1.5 s 1.665 s nothing moved -",
+				"m3 - - - -",
+			},
+			&pb.ListPlansRequest{Worst: true, Mode: pb.Mode_MODE_FETCH, Tenant: "t", ShadowOnly: true, Limit: 7},
+		},
+		{
+			[]string{"plans", "get", "m1"},
+			map[string]any{"migration_id": "m1", "plan.winner": "fetch", "plan.modes.recompute.terms.0.seconds": 3.0, "source.region_id": "us"},
+			[]string{
+				"decided: fetch by the planner", "carried out: fetch", "ended: COMMITTED - 2026-01-02T03:04:05Z", "predicted: 1.5 s (P95 1.665 s)",
+				"took: 1.6 s 1.07x what was predicted, within its P95", "offering 500 ms", "transferring 1.1 s", "moved: 16 of 16 blocks, 80.0 MiB; 257 tokens",
+				"rtt 500 ms", "<- chosen", "link: measured",
+			},
+			&pb.GetPlanRequest{MigrationId: "m1"},
+		},
+		{
+			[]string{"plans", "get", "--request-id", "r1"},
+			map[string]any{"request_id": "r1"},
+			[]string{"request id: r1"},
+			&pb.GetPlanRequest{RequestId: "r1"},
 		},
 	} {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) {

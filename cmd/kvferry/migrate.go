@@ -23,7 +23,7 @@ type migrateFlags struct {
 	class                                 string
 	deadline                              time.Duration
 	repinSeq                              uint64
-	takeover, redirectAllowed             bool
+	takeover, shadow, redirectAllowed     bool
 	requestID                             string
 	expectedTurns                         float64
 	landedLayers                          int64
@@ -71,6 +71,7 @@ func (f *migrateFlags) request(id string) *pb.MigrateRequest {
 		RequestId: id, Session: &pb.SessionRef{Tenant: f.tenant, SessionId: f.session}, EngineId: f.engine, SourceHint: f.source,
 		Mode: modeNames[f.mode], Class: classNames[f.class], RepinSeq: f.repinSeq, Takeover: f.takeover, ExpectedTurns: f.expectedTurns, RedirectAllowed: f.redirectAllowed,
 	}
+	r.Shadow = f.shadow
 	r.LandedLayers, r.Order = uint32(f.landedLayers), orderNames[f.order]
 	if f.deadline > 0 {
 		r.Deadline = durationpb.New(f.deadline)
@@ -94,6 +95,7 @@ is).`,
 		Example: `  kvferry migrate --session chat-17
   kvferry migrate --session chat-17 --source us-1 --mode fetch --deadline 20s -o json
   kvferry migrate --session chat-17 --repin-seq 42 --takeover     # the source is gone; ours now
+  kvferry migrate --session chat-17 --shadow      # what would be done, as the daemon would do it
   kvferry migrate --session chat-17 --landed-layers 16 --order layer-group`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -114,6 +116,7 @@ is).`,
 	fl := cmd.Flags()
 	fl.Uint64Var(&f.repinSeq, "repin-seq", 0, "the proxy's own number of this re-pin; a lower one than recorded is refused")
 	fl.BoolVar(&f.takeover, "takeover", false, "take ownership even if the source can't hand over; needs --repin-seq")
+	fl.BoolVar(&f.shadow, "shadow", false, "plan, log and remember the plan, and move nothing ('kvferry plans' shows it)")
 	fl.Var(newCount(&f.landedLayers, 0, 1, 1024), "landed-layers", "layers a group: show when which group of layers has landed")
 	fl.Var(newChoice(&f.order, "blocks", "blocks", "layer-group"), "order",
 		"blocks: whole ones, front first; layer-group: --landed-layers layers of every block, then the next ones, at the cost of keeping nothing when it fails")
@@ -249,7 +252,14 @@ func (v migrateView) table(w io.Writer) {
 func (v migrationView) table(w io.Writer) {
 	row(w, "state:", v.State)
 	row(w, "session:", v.SessionID+tenantText(v.Tenant))
-	row(w, "mode:", dash(v.Mode))
+	switch {
+	case v.Shadow:
+		row(w, "mode:", "shadow: "+orDefault(v.Decided, "nothing was decided")+" was decided, and nothing moved")
+	case v.Decided != "" && v.Decided != v.Mode:
+		row(w, "mode:", v.Mode+", "+v.Decided+" was decided")
+	default:
+		row(w, "mode:", dash(v.Mode))
+	}
 	if v.Message != "" {
 		row(w, "message:", v.Message)
 	}

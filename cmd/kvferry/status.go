@@ -21,7 +21,7 @@ func (a *app) newStatus() *cobra.Command {
 				}
 				v := statusView{
 					Node: viewNode(s.GetNode()), Version: s.GetVersion(), UptimeSeconds: seconds(s.GetUptime()), GPU: s.GetGpu(),
-					ActiveMigrations: s.GetActiveMigrations(), Offers: s.GetOffers(), EgressBacklogBytes: s.GetEgressBacklogBytes(),
+					Shadow: s.GetShadow(), ActiveMigrations: s.GetActiveMigrations(), Offers: s.GetOffers(), EgressBacklogBytes: s.GetEgressBacklogBytes(),
 					Goroutines: s.GetGoroutines(), Arenas: make([]arenaView, 0, len(s.GetArenas())),
 				}
 				for _, ar := range s.GetArenas() {
@@ -36,6 +36,9 @@ func (a *app) newStatus() *cobra.Command {
 func (v statusView) table(w io.Writer) {
 	row(w, "node:", v.Node.text())
 	row(w, "version:", v.Version)
+	if v.Shadow {
+		row(w, "mode:", "shadow: migrations are planned and logged, nothing moves; 'kvferry plans' shows them")
+	}
 	row(w, "up:", secondsText(v.UptimeSeconds))
 	row(w, "gpu:", dash(v.GPU))
 	row(w, "migrations:", fmt.Sprintf("%d active, %d offers out", v.ActiveMigrations, v.Offers))

@@ -100,6 +100,8 @@ type migrationView struct {
 	TransferSeconds  float64       `json:"transfer_seconds"`
 	WarmSeconds      *float64      `json:"warm_seconds"` // of a hybrid until every block was here; null otherwise
 	PredictedSeconds float64       `json:"predicted_seconds"`
+	Decided          string        `json:"decided"` // mode is what was carried out
+	Shadow           bool          `json:"shadow"`
 	Fidelity         string        `json:"fidelity"`
 	AgeSeconds       float64       `json:"age_seconds"`
 	Progress         *progressView `json:"progress"`
@@ -135,6 +137,7 @@ func (v *migrationView) origins() string {
 
 func (v *migrationView) report(r *pb.MigrationReport) {
 	v.State, v.Mode = stateName(r.GetState()), modeName(r.GetMode())
+	v.Decided, v.Shadow = modeName(r.GetDecided()), r.GetShadow()
 	v.Code, v.Message = r.GetCode(), r.GetMessage()
 	v.Ownership = enumName(r.GetOwnership(), "OWNERSHIP_", true)
 	v.Source, v.Epoch = viewNode(r.GetSource()), r.GetEpoch()
@@ -312,6 +315,7 @@ type statusView struct {
 	Version            string      `json:"version"`
 	UptimeSeconds      float64     `json:"uptime_seconds"`
 	GPU                string      `json:"gpu"`
+	Shadow             bool        `json:"shadow"`
 	ActiveMigrations   int64       `json:"active_migrations"`
 	Offers             int64       `json:"offers"`
 	EgressBacklogBytes int64       `json:"egress_backlog_bytes"`

@@ -87,6 +87,7 @@ Exit status: 0 stopped by a signal, 1 failed, 2 bad flag or configuration.`,
 	f.StringVar(&over.TLS.CA, "ca", "", "CA certificate, PEM (tls.ca)")
 	f.StringVar(&over.TLS.Cert, "cert", "", "node certificate, PEM (tls.cert)")
 	f.StringVar(&over.TLS.Key, "key", "", "node key, PEM (tls.key)")
+	f.BoolVar(&over.Shadow, "shadow", false, "plan and log migrations, move nothing (shadow)")
 	f.StringVar(&over.StateDir, "state-dir", "", "directory of the session directory (state_dir)")
 	f.StringVar(&over.Arena.Dir, "arena-dir", "", "memory filesystem for arenas (arena.dir)")
 	f.StringVar(&over.LogLevel, "log-level", "", "debug, info, warn or error (log_level)")

@@ -44,9 +44,12 @@ type Config struct {
 	// Engines say where local engines' load is read and which GPUs they use. An engine need not be listed to register; one
 	// that is not has an unknown load.
 	Engines []EngineConfig `yaml:"engines"`
-	// StateDir holds the session directory (sessions.db) and what was measured of the paths to peers (paths.json) and
-	// of the engines' prefill (calibration.json). Default
-	// "/var/lib/kvferry". It must survive restarts: forwarding records are in it.
+	// Shadow plans every migration that is asked for, logs and remembers the plan, and moves nothing: each ends in REDIRECT, and its
+	// session stays where it is. Other nodes may still pull from this one. Default false.
+	Shadow bool `yaml:"shadow"`
+	// StateDir holds the session directory (sessions.db), what was measured of the paths to peers (paths.json) and of the engines' prefill
+	// (calibration.json), and the plans of past migrations (plans.pb). Default "/var/lib/kvferry". It must survive restarts: forwarding
+	// records are in it.
 	StateDir string `yaml:"state_dir"`
 	// LogLevel is debug, info, warn or error. Default info.
 	LogLevel string `yaml:"log_level"`
@@ -146,7 +149,8 @@ type MigrationConfig struct {
 	LeaseTTL time.Duration `yaml:"lease_ttl"`
 	// CallTimeout bounds one control call to a peer, 10ms to 24h. Default 5s.
 	CallTimeout time.Duration `yaml:"call_timeout"`
-	// Keep is how many ended migrations are remembered for GetMigration and re-attaching. Default 1024.
+	// Keep is how many ended migrations are remembered for GetMigration and re-attaching, and how many plans beside what came of
+	// them for ListPlans. Default 1024.
 	Keep int `yaml:"keep"`
 }
 
@@ -399,6 +403,7 @@ func (c Config) Override(over Config) Config {
 			*f.dst = *f.src
 		}
 	}
+	c.Shadow = c.Shadow || over.Shadow
 	return c
 }
 

@@ -27,6 +27,7 @@ func good() Config {
 		Migration: MigrationConfig{Deadline: time.Hour, MaxActive: 5, LeaseTTL: 1500 * time.Millisecond, CallTimeout: 2 * time.Second, Keep: 9},
 		GPU:       GPUConfig{Enabled: &lock, Interval: 2 * time.Second, PrefillBytes: 1 << 30},
 		Engines:   []EngineConfig{{ID: "e", MetricsURL: "http://127.0.0.1:8000/metrics", GPUs: []string{"0", "GPU-1"}}, {ID: "f", GPUs: []string{}}},
+		Shadow:    true,
 		StateDir:  "/state", LogLevel: "debug",
 	}
 }

@@ -69,6 +69,7 @@ type Daemon struct {
 	offers      *offers
 	links       *links
 	paths       *paths
+	plans       *plans
 	calibration *calibration
 	migrations  *migrations
 	yields      *yields
@@ -126,6 +127,7 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 	}
 	d.openPaths(parts.NoState)
 	d.openCalibration(parts.NoState)
+	d.openPlans(parts.NoState)
 	if err := d.openAgent(parts); err != nil {
 		return nil, err
 	}
@@ -260,6 +262,7 @@ func (d *Daemon) sweep() {
 			d.links.counters.observe()
 			d.learnPaths(false)
 			d.keepCalibration(false)
+			d.keepPlans(false)
 			d.yieldPending()
 		}
 	}
@@ -300,6 +303,9 @@ func (d *Daemon) Close() error {
 			d.servers.close()
 		}
 		d.wg.Wait()
+		if d.plans != nil {
+			d.keepPlans(true)
+		}
 		if d.agent != nil {
 			if d.links != nil {
 				d.learnPaths(true)

@@ -35,9 +35,7 @@ type migrationMetrics struct {
 	seconds     *prometheus.HistogramVec
 	transfer    prometheus.Histogram
 	steps       [stateCount]prometheus.Observer
-	predicted   *prometheus.HistogramVec
-	actual      *prometheus.HistogramVec
-	errorRatio  *prometheus.GaugeVec
+	plans       planMetrics
 	rawBytes    prometheus.Counter
 	wireBytes   prometheus.Counter
 	hereBytes   prometheus.Counter
@@ -140,6 +138,7 @@ func newMetrics(reg prometheus.Registerer, d *Daemon) *metrics {
 	}
 	mk.read("kvferry_migration_active_migrations", "Migrations into this node that run.", func() float64 { return float64(d.migrations.active()) })
 	mk.read("kvferry_egress_oldest_offer_seconds", "Age of the oldest offer held for a puller; 0 when there is none.", func() float64 { return d.offers.oldest(time.Now()).Seconds() })
+	mk.read("kvferry_daemon_shadow", "1 when the configuration has every migration planned and none carried out, else 0.", func() float64 { return one(d.cfg.Shadow) })
 	mk.read("kvferry_daemon_start_time_seconds", "Unix time of the daemon's start.", func() float64 { return float64(d.started.UnixMilli()) / 1000 })
 	reg.MustRegister(
 		newBuild(d), &arenaCollector{d}, newOfferCollector(d), newLinkCollector(d.links), &gpuCollector{d.load}, &engineCollector{d.load},
@@ -149,16 +148,11 @@ func newMetrics(reg prometheus.Registerer, d *Daemon) *metrics {
 
 func newMigrationMetrics(mk maker) migrationMetrics {
 	m := migrationMetrics{
-		ended:    mk.counters("kvferry_migration_ended_total", "Migrations into this node that ended, by mode and terminal state.", "mode", "state"),
-		failures: mk.counters("kvferry_migration_failures_total", "Ended migrations whose report has an error code, whatever their state.", "code"),
-		seconds:  mk.histograms("kvferry_migration_duration_seconds", "Time from the request to the terminal state.", "mode", "state"),
-		transfer: mk.histogram("kvferry_migration_transfer_seconds", "Time in which pages moved, of migrations that moved some."),
-		predicted: mk.histograms("kvferry_migration_predicted_seconds",
-			"Predicted time of committed migrations that had a prediction and moved blocks.", "mode"),
-		actual: mk.histograms("kvferry_migration_actual_seconds",
-			"Time from the request to the terminal state, of a hybrid until every block was here, of the migrations that kvferry_migration_predicted_seconds counts.", "mode"),
-		errorRatio: mk.gauges("kvferry_migration_prediction_error_ratio",
-			"Actual over predicted seconds, less 1, of the latest migration that kvferry_migration_predicted_seconds counts.", "mode"),
+		ended:       mk.counters("kvferry_migration_ended_total", "Migrations into this node that ended, by mode and terminal state.", "mode", "state"),
+		failures:    mk.counters("kvferry_migration_failures_total", "Ended migrations whose report has an error code, whatever their state.", "code"),
+		seconds:     mk.histograms("kvferry_migration_duration_seconds", "Time from the request to the terminal state.", "mode", "state"),
+		transfer:    mk.histogram("kvferry_migration_transfer_seconds", "Time in which pages moved, of migrations that moved some."),
+		plans:       newPlanMetrics(mk),
 		rawBytes:    mk.counter("kvferry_migration_raw_bytes_total", "Bytes of pages that landed and were verified."),
 		wireBytes:   mk.counter("kvferry_migration_wire_bytes_total", "Bytes of chunks received for migrations, headers included, QUIC's overhead not."),
 		hereBytes:   mk.counter("kvferry_migration_present_bytes_total", "Bytes of the sessions' blocks that were here already and did not move."),
@@ -190,10 +184,6 @@ func newMigrationMetrics(mk maker) migrationMetrics {
 		m.failures.WithLabelValues(string(r))
 	}
 	m.failures.WithLabelValues(otherCode)
-	for _, mode := range []pb.Mode{pb.Mode_MODE_FETCH, pb.Mode_MODE_HYBRID} { // those that move blocks
-		m.predicted.WithLabelValues(modeLabel(mode))
-		m.actual.WithLabelValues(modeLabel(mode))
-	}
 	return m
 }
 
@@ -235,21 +225,6 @@ func (m *migrationMetrics) count(r *pb.MigrationReport, blockBytes int64) {
 		m.replanned.Inc()
 	}
 	m.staleTokens.Add(float64(r.GetStaleTailTokens()))
-	// The engine's prefill after a recompute is not seen here, so only what moved blocks has an actual time.
-	if p := r.GetPredictedSeconds(); p > 0 && r.GetBlocksMoved() > 0 && r.GetState() == pb.MigrationState_MIGRATION_STATE_COMMITTED {
-		m.predicted.WithLabelValues(mode).Observe(p)
-		actual := actualSeconds(r)
-		m.actual.WithLabelValues(mode).Observe(actual)
-		m.errorRatio.WithLabelValues(mode).Set(actual/p - 1)
-	}
-}
-
-// actualSeconds is what a prediction is held against: the whole migration, of a hybrid until the session was warm.
-func actualSeconds(r *pb.MigrationReport) float64 {
-	if r.GetWarm() != nil {
-		return r.GetWarm().AsDuration().Seconds()
-	}
-	return r.GetTotal().AsDuration().Seconds()
 }
 
 // served counts bytes that went out to a puller.

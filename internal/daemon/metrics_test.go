@@ -98,13 +98,15 @@ func (w reported) add(r *pb.MigrationReport, blockBytes int64) {
 		w["kvferry_migration_replanned_total"]++
 	}
 	w["kvferry_migration_stale_tokens_total"] += float64(r.GetStaleTailTokens())
-	if r.GetBlocksMoved() > 0 && r.GetPredictedSeconds() > 0 && st == "committed" {
+	if r.GetBlocksMoved() > 0 && r.GetPredictedSeconds() > 0 && st == "committed" && r.GetDecided() == r.GetMode() {
 		labels = fmt.Sprintf(`{mode=%q}`, mode)
 		w["kvferry_migration_predicted_seconds_count"+labels]++
 		w["kvferry_migration_predicted_seconds_sum"+labels] += r.GetPredictedSeconds()
 		w["kvferry_migration_actual_seconds_count"+labels]++
 		w["kvferry_migration_actual_seconds_sum"+labels] += actualSeconds(r)
 		w["kvferry_migration_prediction_error_ratio"+labels] = actualSeconds(r)/r.GetPredictedSeconds() - 1
+		w["kvferry_migration_actual_over_predicted_ratio_count"+labels]++
+		w["kvferry_migration_actual_over_predicted_ratio_sum"+labels] += actualSeconds(r) / r.GetPredictedSeconds()
 	}
 }
 

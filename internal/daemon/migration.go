@@ -35,6 +35,7 @@ type demand struct {
 	keys            []kvstore.BlockKey
 	expectedTurns   float64
 	redirectAllowed bool
+	shadow          bool   // plan and log, move nothing
 	fingerprint     string // equal for equal requests
 }
 
@@ -51,7 +52,7 @@ type migration struct {
 	owner  kvstore.Owner // who holds its slots and leases
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed after the last step
-	dry    bool          // plan only: nothing is leased, reserved or moved
+	dry    bool          // plan only, or shadow mode: nothing is leased, reserved or moved
 	drive  drive
 
 	meeting meeting
@@ -83,10 +84,12 @@ type drive struct {
 	session   kvstore.Session
 	offer     offered
 	mode      planner.Mode
-	inputs    inputs                 // of the plan
-	warm      time.Duration          // until a hybrid had every block here; 0: it has not
-	replanned atomic.Pointer[string] // why the fetch was given up; nil: it was not
-	met       bool                   // a hybrid's ends have met: what is missing after it is fetched
+	decided   planner.Mode              // what was planned; mode is what is carried out
+	steps     [stateCount]time.Duration // spent in each state
+	inputs    inputs                    // of the plan
+	warm      time.Duration             // until a hybrid had every block here; 0: it has not
+	replanned atomic.Pointer[string]    // why the fetch was given up; nil: it was not
+	met       bool                      // a hybrid's ends have met: what is missing after it is fetched
 	predicted float64
 	alone     bool // on a measured link, when it was planned
 	lost      int  // blocks at the end of the session that the source does not have
@@ -149,7 +152,9 @@ func (m *migration) run(ctx context.Context) {
 	for s := m.state(); !s.terminal(); s = m.state() {
 		began := time.Now()
 		ev, err := m.step(ctx, s)
-		m.d.metrics.migration.stepped(s, time.Since(began))
+		took := time.Since(began)
+		m.drive.steps[s] += took
+		m.d.metrics.migration.stepped(s, took)
 		m.fire(ctx, ev, err)
 	}
 	m.finish(ctx)
@@ -297,7 +302,7 @@ func stateToProto(s state) pb.MigrationState {
 // finish releases everything on every path, then reports once.
 func (m *migration) finish(ctx context.Context) {
 	st := m.state()
-	if st == stateRecompute && m.demand.takeover && m.drive.failure != nil && m.drive.ownership != pb.Ownership_OWNERSHIP_MOVED {
+	if st == stateRecompute && m.demand.takeover && !m.dry && m.drive.failure != nil && m.drive.ownership != pb.Ownership_OWNERSHIP_MOVED {
 		m.takeOver()
 	}
 	if m.drive.renewer != nil {
@@ -314,6 +319,7 @@ func (m *migration) finish(ctx context.Context) {
 	m.learn(st, report.GetTotal().AsDuration())
 	m.d.migrations.ended(m) // before the report: who has it may migrate the session again at once
 	m.d.metrics.migration.count(report, m.blockBytes())
+	m.keepPlan(report)
 	m.forget()
 	m.mu.Lock()
 	m.mu.report = report
@@ -323,6 +329,7 @@ func (m *migration) finish(ctx context.Context) {
 		slog.String("migration_id", m.id), slog.String("session_id", string(m.demand.session)), slog.String("state", st.String()),
 		slog.String("mode", m.drive.mode.String()), slog.Int64("bytes", report.GetBytes()), slog.Duration("total", report.GetTotal().AsDuration()),
 	}
+	attrs = append(attrs, m.shadowAttrs(report)...)
 	if f := m.drive.failure; f != nil && st != stateCommitted {
 		level = slog.LevelWarn
 		attrs = append(attrs, slog.String("code", string(f.Reason)), slog.String("error", f.Error()))
@@ -353,7 +360,7 @@ func (m *migration) blockBytes() int64 {
 func (m *migration) makeReport(st state) *pb.MigrationReport {
 	dr := &m.drive
 	r := &pb.MigrationReport{
-		State: stateToProto(st), Mode: modeToProto(dr.mode), Ownership: dr.ownership, Epoch: dr.epoch,
+		State: stateToProto(st), Mode: modeToProto(dr.mode), Decided: modeToProto(dr.decided), Shadow: m.demand.shadow, Ownership: dr.ownership, Epoch: dr.epoch,
 		BlocksTotal: int64(len(dr.session.Keys)), BlocksPresent: dr.present0, BlocksMoved: dr.moved.Load(), Pages: dr.pages.Load(),
 		Bytes: dr.bytes.Load(), WireBytes: dr.wire, PagesRetried: dr.retried, Tokens: dr.session.Tokens, StaleTailTokens: dr.stale,
 		Transfer: durationpb.New(dr.transfer), PredictedSeconds: dr.predicted, Fidelity: fidelityToProto(dr.session.Fidelity),

@@ -31,6 +31,7 @@ func (m *migration) plan(context.Context) (event, error) {
 	} else if dr.mode == planner.ModeNone {
 		dr.mode = decision.Winner
 	}
+	dr.decided = dr.mode
 	if p, ok := decision.Plan(dr.mode); ok && p.Priced {
 		dr.predicted = p.Seconds
 	}
@@ -38,6 +39,9 @@ func (m *migration) plan(context.Context) (event, error) {
 	m.mu.plan = plan
 	m.notifyLocked()
 	m.mu.Unlock()
+	if m.demand.shadow && dr.mode != planner.ModeNone {
+		return m.pretend(missing)
+	}
 	switch dr.mode {
 	case planner.ModeRedirect:
 		m.meeting.close(meetingRecompute)

@@ -26,6 +26,7 @@ func (d *Daemon) demandFromProto(req *pb.MigrateRequest, planning bool) (demand,
 	q := demand{
 		requestID: req.GetRequestId(), engineID: req.GetEngineId(), hint: transfer.PeerID(req.GetSourceHint()), repinSeq: req.GetRepinSeq(),
 		takeover: req.GetTakeover(), expectedTurns: req.GetExpectedTurns(), landed: req.GetLanded(), redirectAllowed: req.GetRedirectAllowed(),
+		shadow: req.GetShadow() || d.cfg.Shadow,
 	}
 	if n := len(q.requestID); n > 128 || n == 0 && !planning {
 		return q, invalid("request_id", n, "1 to 128 bytes, chosen by the caller and the same in a retry")

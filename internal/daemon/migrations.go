@@ -64,7 +64,7 @@ func (t *migrations) start(d *Daemon, q demand) (*migration, error) {
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	id := newID()
-	m := &migration{d: d, id: id, demand: q, owner: kvstore.Owner("migration/" + id), cancel: cancel, done: make(chan struct{})}
+	m := &migration{d: d, id: id, demand: q, dry: q.shadow, owner: kvstore.Owner("migration/" + id), cancel: cancel, done: make(chan struct{})}
 	m.drive.held = map[kvstore.BlockKey]kvstore.LeaseID{}
 	m.drive.log = &landedLog{migration: id, tenant: string(q.tenant)}
 	m.mu.log = m.drive.log

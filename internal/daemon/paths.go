@@ -146,17 +146,20 @@ func (p *paths) flush(now bool) error {
 	p.mu.changed, p.mu.written = false, time.Now()
 	p.mu.Unlock()
 	b, err := encodePaths(known)
+	if err == nil {
+		err = writeWhole(p.file, b)
+	}
 	if err != nil {
 		return fmt.Errorf("write past paths: %w", err)
 	}
-	return writeWhole(p.file, b)
+	return nil
 }
 
 // writeWhole replaces a file by another that is whole, whenever the machine stops.
 func writeWhole(name string, b []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*")
 	if err != nil {
-		return fmt.Errorf("write past paths: %w", err)
+		return err
 	}
 	_, err = f.Write(b)
 	if err == nil {
@@ -167,7 +170,7 @@ func writeWhole(name string, b []byte) error {
 	}
 	if err != nil {
 		_ = os.Remove(f.Name())
-		return fmt.Errorf("write past paths: %w", err)
+		return err
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ func (s *regionService) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.St
 	resp := &pb.StatusResponse{
 		Node: d.nodeProto(), Version: d.version, Uptime: durationpb.New(time.Since(d.started)), ActiveMigrations: int64(d.migrations.active()),
 		EgressBacklogBytes: d.offers.backlog(), Goroutines: int64(runtime.NumGoroutine()), Offers: int64(d.offers.count()), Gpu: d.load.gpuText(ctx),
-		Host: hostInfo(),
+		Host: hostInfo(), Shadow: d.cfg.Shadow,
 	}
 	for _, e := range d.engines.list() {
 		st, pin := e.arena.Stats(), e.layout.Pin()

@@ -10,6 +10,7 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -318,7 +319,10 @@ type MigrateRequest struct {
 	// LAYER_GROUP_MAJOR it is also the size of the groups that are fetched one after the other, and not 0.
 	LandedLayers uint32 `protobuf:"varint,14,opt,name=landed_layers,json=landedLayers,proto3" json:"landed_layers,omitempty"`
 	// In which order the pages of a fetch are asked for.
-	Order         FetchOrder `protobuf:"varint,15,opt,name=order,proto3,enum=kvferry.v1.FetchOrder" json:"order,omitempty"`
+	Order FetchOrder `protobuf:"varint,15,opt,name=order,proto3,enum=kvferry.v1.FetchOrder" json:"order,omitempty"`
+	// Plan and log, and move nothing: the migration ends in REDIRECT once it is planned, see MigrationReport.shadow. A daemon whose
+	// configuration says so does it for every request.
+	Shadow        bool `protobuf:"varint,16,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -456,6 +460,13 @@ func (x *MigrateRequest) GetOrder() FetchOrder {
 		return x.Order
 	}
 	return FetchOrder_FETCH_ORDER_UNSPECIFIED
+}
+
+func (x *MigrateRequest) GetShadow() bool {
+	if x != nil {
+		return x.Shadow
+	}
+	return false
 }
 
 // PlanRequest asks for a plan only.
@@ -1033,7 +1044,7 @@ type MigrationReport struct {
 	Total *durationpb.Duration `protobuf:"bytes,18,opt,name=total,proto3" json:"total,omitempty"`
 	// Time in which pages moved.
 	Transfer *durationpb.Duration `protobuf:"bytes,19,opt,name=transfer,proto3" json:"transfer,omitempty"`
-	// Predicted seconds of the mode carried out.
+	// Predicted seconds of the mode decided on.
 	PredictedSeconds float64 `protobuf:"fixed64,20,opt,name=predicted_seconds,json=predictedSeconds,proto3" json:"predicted_seconds,omitempty"`
 	// Fidelity of what moved.
 	Fidelity Fidelity `protobuf:"varint,21,opt,name=fidelity,proto3,enum=kvferry.v1.Fidelity" json:"fidelity,omitempty"`
@@ -1048,7 +1059,13 @@ type MigrationReport struct {
 	Replanned string `protobuf:"bytes,25,opt,name=replanned,proto3" json:"replanned,omitempty"`
 	// Time from the request until every block was here, prefilled or moved: hybrid only, whose predicted_seconds are of that. The engine
 	// goes on from there, while ownership is handed over. Unset where it did not come to that.
-	Warm          *durationpb.Duration `protobuf:"bytes,26,opt,name=warm,proto3" json:"warm,omitempty"`
+	Warm *durationpb.Duration `protobuf:"bytes,26,opt,name=warm,proto3" json:"warm,omitempty"`
+	// The mode that was decided on: the request's, or the plan's winner. It is not the mode carried out in shadow mode, and where a
+	// fetch was given up for a recompute. Unspecified when there was no plan.
+	Decided Mode `protobuf:"varint,27,opt,name=decided,proto3,enum=kvferry.v1.Mode" json:"decided,omitempty"`
+	// In shadow mode: nothing was leased, reserved, moved or handed over. The session stays where it is (state REDIRECT); had this not
+	// been shadow mode, decided would have been carried out.
+	Shadow        bool `protobuf:"varint,28,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1263,6 +1280,20 @@ func (x *MigrationReport) GetWarm() *durationpb.Duration {
 		return x.Warm
 	}
 	return nil
+}
+
+func (x *MigrationReport) GetDecided() Mode {
+	if x != nil {
+		return x.Decided
+	}
+	return Mode_MODE_UNSPECIFIED
+}
+
+func (x *MigrationReport) GetShadow() bool {
+	if x != nil {
+		return x.Shadow
+	}
+	return false
 }
 
 // Migration is one migration as it stands.
@@ -1825,12 +1856,533 @@ func (x *CancelMigrationResponse) GetMigration() *Migration {
 	return nil
 }
 
+// PlanRecord is a plan that a migration had, and what came of it. Records outlive restarts of the daemon.
+type PlanRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The migration.
+	MigrationId string `protobuf:"bytes,1,opt,name=migration_id,json=migrationId,proto3" json:"migration_id,omitempty"`
+	// Its request id, chosen by the caller.
+	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The session; its id is empty when keys were named.
+	Session *SessionRef `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`
+	// The node that had it.
+	Source *Node `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"`
+	// What was decided, with every mode's terms and where its inputs came from.
+	Plan *Plan `protobuf:"bytes,5,opt,name=plan,proto3" json:"plan,omitempty"`
+	// The mode that the request fixed; unspecified where the planner chose.
+	Asked Mode `protobuf:"varint,6,opt,name=asked,proto3,enum=kvferry.v1.Mode" json:"asked,omitempty"`
+	// The mode decided on.
+	Decided Mode `protobuf:"varint,7,opt,name=decided,proto3,enum=kvferry.v1.Mode" json:"decided,omitempty"`
+	// The mode carried out; redirect in shadow mode.
+	CarriedOut Mode `protobuf:"varint,8,opt,name=carried_out,json=carriedOut,proto3,enum=kvferry.v1.Mode" json:"carried_out,omitempty"`
+	// Planned in shadow mode: nothing moved.
+	Shadow bool `protobuf:"varint,9,opt,name=shadow,proto3" json:"shadow,omitempty"`
+	// How the migration ended.
+	State MigrationState `protobuf:"varint,10,opt,name=state,proto3,enum=kvferry.v1.MigrationState" json:"state,omitempty"`
+	// Reason of a failure, empty on success.
+	Code string `protobuf:"bytes,11,opt,name=code,proto3" json:"code,omitempty"`
+	// Why a fetch was given up midway for a recompute; empty when it was not.
+	Replanned string `protobuf:"bytes,12,opt,name=replanned,proto3" json:"replanned,omitempty"`
+	// Predicted seconds of the mode decided on; unset when it had no price.
+	PredictedSeconds *float64 `protobuf:"fixed64,13,opt,name=predicted_seconds,json=predictedSeconds,proto3,oneof" json:"predicted_seconds,omitempty"`
+	// What they stay below in 19 of 20 cases; unset when that is not known.
+	PredictedP95Seconds *float64 `protobuf:"fixed64,14,opt,name=predicted_p95_seconds,json=predictedP95Seconds,proto3,oneof" json:"predicted_p95_seconds,omitempty"`
+	// Seconds from the request to the terminal state; of a hybrid until every block was here, which is what is predicted of it.
+	ActualSeconds float64 `protobuf:"fixed64,15,opt,name=actual_seconds,json=actualSeconds,proto3" json:"actual_seconds,omitempty"`
+	// actual_seconds over predicted_seconds. Unset where the two are not of the same thing: the migration did not commit by the mode
+	// decided on, or moved no block. What an engine prefills after a RECOMPUTE is out of the daemon's sight.
+	ActualOverPredicted *float64 `protobuf:"fixed64,16,opt,name=actual_over_predicted,json=actualOverPredicted,proto3,oneof" json:"actual_over_predicted,omitempty"`
+	// How the time from the request to the terminal state was spent, in the order of a migration's life.
+	Steps []*PlanStep `protobuf:"bytes,17,rep,name=steps,proto3" json:"steps,omitempty"`
+	// Bytes of pages moved.
+	Bytes int64 `protobuf:"varint,18,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Blocks moved.
+	BlocksMoved int64 `protobuf:"varint,19,opt,name=blocks_moved,json=blocksMoved,proto3" json:"blocks_moved,omitempty"`
+	// Blocks of the session.
+	BlocksTotal int64 `protobuf:"varint,20,opt,name=blocks_total,json=blocksTotal,proto3" json:"blocks_total,omitempty"`
+	// Tokens of the session.
+	Tokens int64 `protobuf:"varint,21,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	// When it ended, by the daemon's clock.
+	Ended         *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=ended,proto3" json:"ended,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanRecord) Reset() {
+	*x = PlanRecord{}
+	mi := &file_kvferry_v1_migration_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanRecord) ProtoMessage() {}
+
+func (x *PlanRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_migration_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanRecord.ProtoReflect.Descriptor instead.
+func (*PlanRecord) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *PlanRecord) GetMigrationId() string {
+	if x != nil {
+		return x.MigrationId
+	}
+	return ""
+}
+
+func (x *PlanRecord) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *PlanRecord) GetSession() *SessionRef {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *PlanRecord) GetSource() *Node {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+func (x *PlanRecord) GetPlan() *Plan {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+func (x *PlanRecord) GetAsked() Mode {
+	if x != nil {
+		return x.Asked
+	}
+	return Mode_MODE_UNSPECIFIED
+}
+
+func (x *PlanRecord) GetDecided() Mode {
+	if x != nil {
+		return x.Decided
+	}
+	return Mode_MODE_UNSPECIFIED
+}
+
+func (x *PlanRecord) GetCarriedOut() Mode {
+	if x != nil {
+		return x.CarriedOut
+	}
+	return Mode_MODE_UNSPECIFIED
+}
+
+func (x *PlanRecord) GetShadow() bool {
+	if x != nil {
+		return x.Shadow
+	}
+	return false
+}
+
+func (x *PlanRecord) GetState() MigrationState {
+	if x != nil {
+		return x.State
+	}
+	return MigrationState_MIGRATION_STATE_UNSPECIFIED
+}
+
+func (x *PlanRecord) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *PlanRecord) GetReplanned() string {
+	if x != nil {
+		return x.Replanned
+	}
+	return ""
+}
+
+func (x *PlanRecord) GetPredictedSeconds() float64 {
+	if x != nil && x.PredictedSeconds != nil {
+		return *x.PredictedSeconds
+	}
+	return 0
+}
+
+func (x *PlanRecord) GetPredictedP95Seconds() float64 {
+	if x != nil && x.PredictedP95Seconds != nil {
+		return *x.PredictedP95Seconds
+	}
+	return 0
+}
+
+func (x *PlanRecord) GetActualSeconds() float64 {
+	if x != nil {
+		return x.ActualSeconds
+	}
+	return 0
+}
+
+func (x *PlanRecord) GetActualOverPredicted() float64 {
+	if x != nil && x.ActualOverPredicted != nil {
+		return *x.ActualOverPredicted
+	}
+	return 0
+}
+
+func (x *PlanRecord) GetSteps() []*PlanStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *PlanRecord) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *PlanRecord) GetBlocksMoved() int64 {
+	if x != nil {
+		return x.BlocksMoved
+	}
+	return 0
+}
+
+func (x *PlanRecord) GetBlocksTotal() int64 {
+	if x != nil {
+		return x.BlocksTotal
+	}
+	return 0
+}
+
+func (x *PlanRecord) GetTokens() int64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+func (x *PlanRecord) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+// PlanStep is the time that a migration spent in one state.
+type PlanStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The state.
+	State MigrationState `protobuf:"varint,1,opt,name=state,proto3,enum=kvferry.v1.MigrationState" json:"state,omitempty"`
+	// Seconds.
+	Seconds       float64 `protobuf:"fixed64,2,opt,name=seconds,proto3" json:"seconds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanStep) Reset() {
+	*x = PlanStep{}
+	mi := &file_kvferry_v1_migration_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanStep) ProtoMessage() {}
+
+func (x *PlanStep) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_migration_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanStep.ProtoReflect.Descriptor instead.
+func (*PlanStep) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *PlanStep) GetState() MigrationState {
+	if x != nil {
+		return x.State
+	}
+	return MigrationState_MIGRATION_STATE_UNSPECIFIED
+}
+
+func (x *PlanStep) GetSeconds() float64 {
+	if x != nil {
+		return x.Seconds
+	}
+	return 0
+}
+
+// ListPlansRequest filters.
+type ListPlansRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only those that have an actual_over_predicted, the worst first: by how often the one is of the other, whichever is the larger.
+	// Otherwise the newest first.
+	Worst bool `protobuf:"varint,1,opt,name=worst,proto3" json:"worst,omitempty"`
+	// Only those that decided on this mode; unspecified means all.
+	Mode Mode `protobuf:"varint,2,opt,name=mode,proto3,enum=kvferry.v1.Mode" json:"mode,omitempty"`
+	// Only this tenant's; empty means every tenant's.
+	Tenant string `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Only those of shadow mode.
+	ShadowOnly bool `protobuf:"varint,4,opt,name=shadow_only,json=shadowOnly,proto3" json:"shadow_only,omitempty"`
+	// At most this many; 0 means 100; at most 1000.
+	Limit         uint32 `protobuf:"varint,5,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPlansRequest) Reset() {
+	*x = ListPlansRequest{}
+	mi := &file_kvferry_v1_migration_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPlansRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPlansRequest) ProtoMessage() {}
+
+func (x *ListPlansRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_migration_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPlansRequest.ProtoReflect.Descriptor instead.
+func (*ListPlansRequest) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ListPlansRequest) GetWorst() bool {
+	if x != nil {
+		return x.Worst
+	}
+	return false
+}
+
+func (x *ListPlansRequest) GetMode() Mode {
+	if x != nil {
+		return x.Mode
+	}
+	return Mode_MODE_UNSPECIFIED
+}
+
+func (x *ListPlansRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *ListPlansRequest) GetShadowOnly() bool {
+	if x != nil {
+		return x.ShadowOnly
+	}
+	return false
+}
+
+func (x *ListPlansRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// ListPlansResponse is the list.
+type ListPlansResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The records.
+	Plans         []*PlanRecord `protobuf:"bytes,1,rep,name=plans,proto3" json:"plans,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPlansResponse) Reset() {
+	*x = ListPlansResponse{}
+	mi := &file_kvferry_v1_migration_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPlansResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPlansResponse) ProtoMessage() {}
+
+func (x *ListPlansResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_migration_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPlansResponse.ProtoReflect.Descriptor instead.
+func (*ListPlansResponse) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ListPlansResponse) GetPlans() []*PlanRecord {
+	if x != nil {
+		return x.Plans
+	}
+	return nil
+}
+
+// GetPlanRequest names one.
+type GetPlanRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By the migration's id; or
+	MigrationId string `protobuf:"bytes,1,opt,name=migration_id,json=migrationId,proto3" json:"migration_id,omitempty"`
+	// by the caller's request id, the newest with it. Exactly one is given.
+	RequestId     string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPlanRequest) Reset() {
+	*x = GetPlanRequest{}
+	mi := &file_kvferry_v1_migration_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPlanRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPlanRequest) ProtoMessage() {}
+
+func (x *GetPlanRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_migration_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPlanRequest.ProtoReflect.Descriptor instead.
+func (*GetPlanRequest) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *GetPlanRequest) GetMigrationId() string {
+	if x != nil {
+		return x.MigrationId
+	}
+	return ""
+}
+
+func (x *GetPlanRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+// GetPlanResponse is the record.
+type GetPlanResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The record.
+	Plan          *PlanRecord `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPlanResponse) Reset() {
+	*x = GetPlanResponse{}
+	mi := &file_kvferry_v1_migration_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPlanResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPlanResponse) ProtoMessage() {}
+
+func (x *GetPlanResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_migration_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPlanResponse.ProtoReflect.Descriptor instead.
+func (*GetPlanResponse) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_migration_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *GetPlanResponse) GetPlan() *PlanRecord {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
 var File_kvferry_v1_migration_proto protoreflect.FileDescriptor
 
 const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\n" +
 	"\x1akvferry/v1/migration.proto\x12\n" +
-	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvferry/v1/common.proto\x1a\x18kvferry/v1/planner.proto\"\xb7\x04\n" +
+	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17kvferry/v1/common.proto\x1a\x18kvferry/v1/planner.proto\"\xcf\x04\n" +
 	"\x0eMigrateRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x120\n" +
@@ -1849,7 +2401,8 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\x05class\x18\f \x01(\x0e2\x19.kvferry.v1.TransferClassR\x05class\x12\x16\n" +
 	"\x06landed\x18\r \x01(\bR\x06landed\x12#\n" +
 	"\rlanded_layers\x18\x0e \x01(\rR\flandedLayers\x12,\n" +
-	"\x05order\x18\x0f \x01(\x0e2\x16.kvferry.v1.FetchOrderR\x05order\"C\n" +
+	"\x05order\x18\x0f \x01(\x0e2\x16.kvferry.v1.FetchOrderR\x05order\x12\x16\n" +
+	"\x06shadow\x18\x10 \x01(\bR\x06shadow\"C\n" +
 	"\vPlanRequest\x124\n" +
 	"\amigrate\x18\x01 \x01(\v2\x1a.kvferry.v1.MigrateRequestR\amigrate\"\xee\x01\n" +
 	"\fPlanResponse\x12$\n" +
@@ -1896,7 +2449,7 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\x05waits\x18\x06 \x01(\bR\x05waits\x12'\n" +
 	"\x0ftransfers_ahead\x18\a \x01(\x03R\x0etransfersAhead\x12\x1f\n" +
 	"\vbytes_ahead\x18\b \x01(\x03R\n" +
-	"bytesAhead\"\xd9\a\n" +
+	"bytesAhead\"\x9d\b\n" +
 	"\x0fMigrationReport\x120\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1a.kvferry.v1.MigrationStateR\x05state\x12$\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x10.kvferry.v1.ModeR\x04mode\x12\x12\n" +
@@ -1926,7 +2479,9 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\x0fblocks_computed\x18\x17 \x01(\x03R\x0eblocksComputed\x12'\n" +
 	"\x0fduplicate_bytes\x18\x18 \x01(\x03R\x0eduplicateBytes\x12\x1c\n" +
 	"\treplanned\x18\x19 \x01(\tR\treplanned\x12-\n" +
-	"\x04warm\x18\x1a \x01(\v2\x19.google.protobuf.DurationR\x04warm\"\xf4\x02\n" +
+	"\x04warm\x18\x1a \x01(\v2\x19.google.protobuf.DurationR\x04warm\x12*\n" +
+	"\adecided\x18\x1b \x01(\x0e2\x10.kvferry.v1.ModeR\adecided\x12\x16\n" +
+	"\x06shadow\x18\x1c \x01(\bR\x06shadow\"\xf4\x02\n" +
 	"\tMigration\x12!\n" +
 	"\fmigration_id\x18\x01 \x01(\tR\vmigrationId\x12\x1d\n" +
 	"\n" +
@@ -1967,7 +2522,55 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\"N\n" +
 	"\x17CancelMigrationResponse\x123\n" +
-	"\tmigration\x18\x01 \x01(\v2\x15.kvferry.v1.MigrationR\tmigration*j\n" +
+	"\tmigration\x18\x01 \x01(\v2\x15.kvferry.v1.MigrationR\tmigration\"\xba\a\n" +
+	"\n" +
+	"PlanRecord\x12!\n" +
+	"\fmigration_id\x18\x01 \x01(\tR\vmigrationId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\x120\n" +
+	"\asession\x18\x03 \x01(\v2\x16.kvferry.v1.SessionRefR\asession\x12(\n" +
+	"\x06source\x18\x04 \x01(\v2\x10.kvferry.v1.NodeR\x06source\x12$\n" +
+	"\x04plan\x18\x05 \x01(\v2\x10.kvferry.v1.PlanR\x04plan\x12&\n" +
+	"\x05asked\x18\x06 \x01(\x0e2\x10.kvferry.v1.ModeR\x05asked\x12*\n" +
+	"\adecided\x18\a \x01(\x0e2\x10.kvferry.v1.ModeR\adecided\x121\n" +
+	"\vcarried_out\x18\b \x01(\x0e2\x10.kvferry.v1.ModeR\n" +
+	"carriedOut\x12\x16\n" +
+	"\x06shadow\x18\t \x01(\bR\x06shadow\x120\n" +
+	"\x05state\x18\n" +
+	" \x01(\x0e2\x1a.kvferry.v1.MigrationStateR\x05state\x12\x12\n" +
+	"\x04code\x18\v \x01(\tR\x04code\x12\x1c\n" +
+	"\treplanned\x18\f \x01(\tR\treplanned\x120\n" +
+	"\x11predicted_seconds\x18\r \x01(\x01H\x00R\x10predictedSeconds\x88\x01\x01\x127\n" +
+	"\x15predicted_p95_seconds\x18\x0e \x01(\x01H\x01R\x13predictedP95Seconds\x88\x01\x01\x12%\n" +
+	"\x0eactual_seconds\x18\x0f \x01(\x01R\ractualSeconds\x127\n" +
+	"\x15actual_over_predicted\x18\x10 \x01(\x01H\x02R\x13actualOverPredicted\x88\x01\x01\x12*\n" +
+	"\x05steps\x18\x11 \x03(\v2\x14.kvferry.v1.PlanStepR\x05steps\x12\x14\n" +
+	"\x05bytes\x18\x12 \x01(\x03R\x05bytes\x12!\n" +
+	"\fblocks_moved\x18\x13 \x01(\x03R\vblocksMoved\x12!\n" +
+	"\fblocks_total\x18\x14 \x01(\x03R\vblocksTotal\x12\x16\n" +
+	"\x06tokens\x18\x15 \x01(\x03R\x06tokens\x120\n" +
+	"\x05ended\x18\x16 \x01(\v2\x1a.google.protobuf.TimestampR\x05endedB\x14\n" +
+	"\x12_predicted_secondsB\x18\n" +
+	"\x16_predicted_p95_secondsB\x18\n" +
+	"\x16_actual_over_predicted\"V\n" +
+	"\bPlanStep\x120\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x1a.kvferry.v1.MigrationStateR\x05state\x12\x18\n" +
+	"\aseconds\x18\x02 \x01(\x01R\aseconds\"\x9d\x01\n" +
+	"\x10ListPlansRequest\x12\x14\n" +
+	"\x05worst\x18\x01 \x01(\bR\x05worst\x12$\n" +
+	"\x04mode\x18\x02 \x01(\x0e2\x10.kvferry.v1.ModeR\x04mode\x12\x16\n" +
+	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x1f\n" +
+	"\vshadow_only\x18\x04 \x01(\bR\n" +
+	"shadowOnly\x12\x14\n" +
+	"\x05limit\x18\x05 \x01(\rR\x05limit\"A\n" +
+	"\x11ListPlansResponse\x12,\n" +
+	"\x05plans\x18\x01 \x03(\v2\x16.kvferry.v1.PlanRecordR\x05plans\"R\n" +
+	"\x0eGetPlanRequest\x12!\n" +
+	"\fmigration_id\x18\x01 \x01(\tR\vmigrationId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\"=\n" +
+	"\x0fGetPlanResponse\x12*\n" +
+	"\x04plan\x18\x01 \x01(\v2\x16.kvferry.v1.PlanRecordR\x04plan*j\n" +
 	"\n" +
 	"FetchOrder\x12\x1b\n" +
 	"\x17FETCH_ORDER_UNSPECIFIED\x10\x00\x12\x1c\n" +
@@ -1996,14 +2599,16 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\x15OWNERSHIP_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fOWNERSHIP_MOVED\x10\x01\x12\x15\n" +
 	"\x11OWNERSHIP_UNMOVED\x10\x02\x12\x15\n" +
-	"\x11OWNERSHIP_UNKNOWN\x10\x032\xee\x03\n" +
+	"\x11OWNERSHIP_UNKNOWN\x10\x032\xfc\x04\n" +
 	"\x10MigrationService\x129\n" +
 	"\x04Plan\x12\x17.kvferry.v1.PlanRequest\x1a\x18.kvferry.v1.PlanResponse\x12D\n" +
 	"\aMigrate\x12\x1a.kvferry.v1.MigrateRequest\x1a\x1b.kvferry.v1.MigrateResponse0\x01\x12Q\n" +
 	"\fGetMigration\x12\x1f.kvferry.v1.GetMigrationRequest\x1a .kvferry.v1.GetMigrationResponse\x12W\n" +
 	"\x0eListMigrations\x12!.kvferry.v1.ListMigrationsRequest\x1a\".kvferry.v1.ListMigrationsResponse\x12Q\n" +
 	"\fClaimPrefill\x12\x1f.kvferry.v1.ClaimPrefillRequest\x1a .kvferry.v1.ClaimPrefillResponse\x12Z\n" +
-	"\x0fCancelMigration\x12\".kvferry.v1.CancelMigrationRequest\x1a#.kvferry.v1.CancelMigrationResponseB\xa0\x01\n" +
+	"\x0fCancelMigration\x12\".kvferry.v1.CancelMigrationRequest\x1a#.kvferry.v1.CancelMigrationResponse\x12H\n" +
+	"\tListPlans\x12\x1c.kvferry.v1.ListPlansRequest\x1a\x1d.kvferry.v1.ListPlansResponse\x12B\n" +
+	"\aGetPlan\x12\x1a.kvferry.v1.GetPlanRequest\x1a\x1b.kvferry.v1.GetPlanResponseB\xa0\x01\n" +
 	"\x0ecom.kvferry.v1B\x0eMigrationProtoP\x01Z5github.com/kvferry/kvferry/proto/kvferry/v1;kvferryv1\xa2\x02\x03KXX\xaa\x02\n" +
 	"Kvferry.V1\xca\x02\n" +
 	"Kvferry\\V1\xe2\x02\x16Kvferry\\V1\\GPBMetadata\xea\x02\vKvferry::V1b\x06proto3"
@@ -2021,7 +2626,7 @@ func file_kvferry_v1_migration_proto_rawDescGZIP() []byte {
 }
 
 var file_kvferry_v1_migration_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_kvferry_v1_migration_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_kvferry_v1_migration_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_kvferry_v1_migration_proto_goTypes = []any{
 	(FetchOrder)(0),                 // 0: kvferry.v1.FetchOrder
 	(TransferClass)(0),              // 1: kvferry.v1.TransferClass
@@ -2044,66 +2649,91 @@ var file_kvferry_v1_migration_proto_goTypes = []any{
 	(*ListMigrationsResponse)(nil),  // 18: kvferry.v1.ListMigrationsResponse
 	(*CancelMigrationRequest)(nil),  // 19: kvferry.v1.CancelMigrationRequest
 	(*CancelMigrationResponse)(nil), // 20: kvferry.v1.CancelMigrationResponse
-	(*SessionRef)(nil),              // 21: kvferry.v1.SessionRef
-	(Mode)(0),                       // 22: kvferry.v1.Mode
-	(*durationpb.Duration)(nil),     // 23: google.protobuf.Duration
-	(*Plan)(nil),                    // 24: kvferry.v1.Plan
-	(*Node)(nil),                    // 25: kvferry.v1.Node
-	(*SlotRef)(nil),                 // 26: kvferry.v1.SlotRef
-	(Fidelity)(0),                   // 27: kvferry.v1.Fidelity
+	(*PlanRecord)(nil),              // 21: kvferry.v1.PlanRecord
+	(*PlanStep)(nil),                // 22: kvferry.v1.PlanStep
+	(*ListPlansRequest)(nil),        // 23: kvferry.v1.ListPlansRequest
+	(*ListPlansResponse)(nil),       // 24: kvferry.v1.ListPlansResponse
+	(*GetPlanRequest)(nil),          // 25: kvferry.v1.GetPlanRequest
+	(*GetPlanResponse)(nil),         // 26: kvferry.v1.GetPlanResponse
+	(*SessionRef)(nil),              // 27: kvferry.v1.SessionRef
+	(Mode)(0),                       // 28: kvferry.v1.Mode
+	(*durationpb.Duration)(nil),     // 29: google.protobuf.Duration
+	(*Plan)(nil),                    // 30: kvferry.v1.Plan
+	(*Node)(nil),                    // 31: kvferry.v1.Node
+	(*SlotRef)(nil),                 // 32: kvferry.v1.SlotRef
+	(Fidelity)(0),                   // 33: kvferry.v1.Fidelity
+	(*timestamppb.Timestamp)(nil),   // 34: google.protobuf.Timestamp
 }
 var file_kvferry_v1_migration_proto_depIdxs = []int32{
-	21, // 0: kvferry.v1.MigrateRequest.session:type_name -> kvferry.v1.SessionRef
-	22, // 1: kvferry.v1.MigrateRequest.mode:type_name -> kvferry.v1.Mode
-	23, // 2: kvferry.v1.MigrateRequest.deadline:type_name -> google.protobuf.Duration
+	27, // 0: kvferry.v1.MigrateRequest.session:type_name -> kvferry.v1.SessionRef
+	28, // 1: kvferry.v1.MigrateRequest.mode:type_name -> kvferry.v1.Mode
+	29, // 2: kvferry.v1.MigrateRequest.deadline:type_name -> google.protobuf.Duration
 	1,  // 3: kvferry.v1.MigrateRequest.class:type_name -> kvferry.v1.TransferClass
 	0,  // 4: kvferry.v1.MigrateRequest.order:type_name -> kvferry.v1.FetchOrder
 	4,  // 5: kvferry.v1.PlanRequest.migrate:type_name -> kvferry.v1.MigrateRequest
-	24, // 6: kvferry.v1.PlanResponse.plan:type_name -> kvferry.v1.Plan
-	25, // 7: kvferry.v1.PlanResponse.source:type_name -> kvferry.v1.Node
+	30, // 6: kvferry.v1.PlanResponse.plan:type_name -> kvferry.v1.Plan
+	31, // 7: kvferry.v1.PlanResponse.source:type_name -> kvferry.v1.Node
 	2,  // 8: kvferry.v1.MigrateResponse.state:type_name -> kvferry.v1.MigrationState
-	24, // 9: kvferry.v1.MigrateResponse.plan:type_name -> kvferry.v1.Plan
+	30, // 9: kvferry.v1.MigrateResponse.plan:type_name -> kvferry.v1.Plan
 	10, // 10: kvferry.v1.MigrateResponse.progress:type_name -> kvferry.v1.MigrationProgress
 	11, // 11: kvferry.v1.MigrateResponse.report:type_name -> kvferry.v1.MigrationReport
 	9,  // 12: kvferry.v1.MigrateResponse.landed:type_name -> kvferry.v1.Landed
 	8,  // 13: kvferry.v1.MigrateResponse.landed_layers:type_name -> kvferry.v1.LandedLayers
-	26, // 14: kvferry.v1.LandedLayers.slots:type_name -> kvferry.v1.SlotRef
-	26, // 15: kvferry.v1.Landed.slots:type_name -> kvferry.v1.SlotRef
-	23, // 16: kvferry.v1.MigrationProgress.elapsed:type_name -> google.protobuf.Duration
+	32, // 14: kvferry.v1.LandedLayers.slots:type_name -> kvferry.v1.SlotRef
+	32, // 15: kvferry.v1.Landed.slots:type_name -> kvferry.v1.SlotRef
+	29, // 16: kvferry.v1.MigrationProgress.elapsed:type_name -> google.protobuf.Duration
 	2,  // 17: kvferry.v1.MigrationReport.state:type_name -> kvferry.v1.MigrationState
-	22, // 18: kvferry.v1.MigrationReport.mode:type_name -> kvferry.v1.Mode
+	28, // 18: kvferry.v1.MigrationReport.mode:type_name -> kvferry.v1.Mode
 	3,  // 19: kvferry.v1.MigrationReport.ownership:type_name -> kvferry.v1.Ownership
-	25, // 20: kvferry.v1.MigrationReport.source:type_name -> kvferry.v1.Node
-	23, // 21: kvferry.v1.MigrationReport.total:type_name -> google.protobuf.Duration
-	23, // 22: kvferry.v1.MigrationReport.transfer:type_name -> google.protobuf.Duration
-	27, // 23: kvferry.v1.MigrationReport.fidelity:type_name -> kvferry.v1.Fidelity
-	23, // 24: kvferry.v1.MigrationReport.warm:type_name -> google.protobuf.Duration
-	21, // 25: kvferry.v1.Migration.session:type_name -> kvferry.v1.SessionRef
-	2,  // 26: kvferry.v1.Migration.state:type_name -> kvferry.v1.MigrationState
-	24, // 27: kvferry.v1.Migration.plan:type_name -> kvferry.v1.Plan
-	10, // 28: kvferry.v1.Migration.progress:type_name -> kvferry.v1.MigrationProgress
-	11, // 29: kvferry.v1.Migration.report:type_name -> kvferry.v1.MigrationReport
-	23, // 30: kvferry.v1.Migration.age:type_name -> google.protobuf.Duration
-	12, // 31: kvferry.v1.GetMigrationResponse.migration:type_name -> kvferry.v1.Migration
-	12, // 32: kvferry.v1.ListMigrationsResponse.migrations:type_name -> kvferry.v1.Migration
-	12, // 33: kvferry.v1.CancelMigrationResponse.migration:type_name -> kvferry.v1.Migration
-	5,  // 34: kvferry.v1.MigrationService.Plan:input_type -> kvferry.v1.PlanRequest
-	4,  // 35: kvferry.v1.MigrationService.Migrate:input_type -> kvferry.v1.MigrateRequest
-	15, // 36: kvferry.v1.MigrationService.GetMigration:input_type -> kvferry.v1.GetMigrationRequest
-	17, // 37: kvferry.v1.MigrationService.ListMigrations:input_type -> kvferry.v1.ListMigrationsRequest
-	13, // 38: kvferry.v1.MigrationService.ClaimPrefill:input_type -> kvferry.v1.ClaimPrefillRequest
-	19, // 39: kvferry.v1.MigrationService.CancelMigration:input_type -> kvferry.v1.CancelMigrationRequest
-	6,  // 40: kvferry.v1.MigrationService.Plan:output_type -> kvferry.v1.PlanResponse
-	7,  // 41: kvferry.v1.MigrationService.Migrate:output_type -> kvferry.v1.MigrateResponse
-	16, // 42: kvferry.v1.MigrationService.GetMigration:output_type -> kvferry.v1.GetMigrationResponse
-	18, // 43: kvferry.v1.MigrationService.ListMigrations:output_type -> kvferry.v1.ListMigrationsResponse
-	14, // 44: kvferry.v1.MigrationService.ClaimPrefill:output_type -> kvferry.v1.ClaimPrefillResponse
-	20, // 45: kvferry.v1.MigrationService.CancelMigration:output_type -> kvferry.v1.CancelMigrationResponse
-	40, // [40:46] is the sub-list for method output_type
-	34, // [34:40] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	31, // 20: kvferry.v1.MigrationReport.source:type_name -> kvferry.v1.Node
+	29, // 21: kvferry.v1.MigrationReport.total:type_name -> google.protobuf.Duration
+	29, // 22: kvferry.v1.MigrationReport.transfer:type_name -> google.protobuf.Duration
+	33, // 23: kvferry.v1.MigrationReport.fidelity:type_name -> kvferry.v1.Fidelity
+	29, // 24: kvferry.v1.MigrationReport.warm:type_name -> google.protobuf.Duration
+	28, // 25: kvferry.v1.MigrationReport.decided:type_name -> kvferry.v1.Mode
+	27, // 26: kvferry.v1.Migration.session:type_name -> kvferry.v1.SessionRef
+	2,  // 27: kvferry.v1.Migration.state:type_name -> kvferry.v1.MigrationState
+	30, // 28: kvferry.v1.Migration.plan:type_name -> kvferry.v1.Plan
+	10, // 29: kvferry.v1.Migration.progress:type_name -> kvferry.v1.MigrationProgress
+	11, // 30: kvferry.v1.Migration.report:type_name -> kvferry.v1.MigrationReport
+	29, // 31: kvferry.v1.Migration.age:type_name -> google.protobuf.Duration
+	12, // 32: kvferry.v1.GetMigrationResponse.migration:type_name -> kvferry.v1.Migration
+	12, // 33: kvferry.v1.ListMigrationsResponse.migrations:type_name -> kvferry.v1.Migration
+	12, // 34: kvferry.v1.CancelMigrationResponse.migration:type_name -> kvferry.v1.Migration
+	27, // 35: kvferry.v1.PlanRecord.session:type_name -> kvferry.v1.SessionRef
+	31, // 36: kvferry.v1.PlanRecord.source:type_name -> kvferry.v1.Node
+	30, // 37: kvferry.v1.PlanRecord.plan:type_name -> kvferry.v1.Plan
+	28, // 38: kvferry.v1.PlanRecord.asked:type_name -> kvferry.v1.Mode
+	28, // 39: kvferry.v1.PlanRecord.decided:type_name -> kvferry.v1.Mode
+	28, // 40: kvferry.v1.PlanRecord.carried_out:type_name -> kvferry.v1.Mode
+	2,  // 41: kvferry.v1.PlanRecord.state:type_name -> kvferry.v1.MigrationState
+	22, // 42: kvferry.v1.PlanRecord.steps:type_name -> kvferry.v1.PlanStep
+	34, // 43: kvferry.v1.PlanRecord.ended:type_name -> google.protobuf.Timestamp
+	2,  // 44: kvferry.v1.PlanStep.state:type_name -> kvferry.v1.MigrationState
+	28, // 45: kvferry.v1.ListPlansRequest.mode:type_name -> kvferry.v1.Mode
+	21, // 46: kvferry.v1.ListPlansResponse.plans:type_name -> kvferry.v1.PlanRecord
+	21, // 47: kvferry.v1.GetPlanResponse.plan:type_name -> kvferry.v1.PlanRecord
+	5,  // 48: kvferry.v1.MigrationService.Plan:input_type -> kvferry.v1.PlanRequest
+	4,  // 49: kvferry.v1.MigrationService.Migrate:input_type -> kvferry.v1.MigrateRequest
+	15, // 50: kvferry.v1.MigrationService.GetMigration:input_type -> kvferry.v1.GetMigrationRequest
+	17, // 51: kvferry.v1.MigrationService.ListMigrations:input_type -> kvferry.v1.ListMigrationsRequest
+	13, // 52: kvferry.v1.MigrationService.ClaimPrefill:input_type -> kvferry.v1.ClaimPrefillRequest
+	19, // 53: kvferry.v1.MigrationService.CancelMigration:input_type -> kvferry.v1.CancelMigrationRequest
+	23, // 54: kvferry.v1.MigrationService.ListPlans:input_type -> kvferry.v1.ListPlansRequest
+	25, // 55: kvferry.v1.MigrationService.GetPlan:input_type -> kvferry.v1.GetPlanRequest
+	6,  // 56: kvferry.v1.MigrationService.Plan:output_type -> kvferry.v1.PlanResponse
+	7,  // 57: kvferry.v1.MigrationService.Migrate:output_type -> kvferry.v1.MigrateResponse
+	16, // 58: kvferry.v1.MigrationService.GetMigration:output_type -> kvferry.v1.GetMigrationResponse
+	18, // 59: kvferry.v1.MigrationService.ListMigrations:output_type -> kvferry.v1.ListMigrationsResponse
+	14, // 60: kvferry.v1.MigrationService.ClaimPrefill:output_type -> kvferry.v1.ClaimPrefillResponse
+	20, // 61: kvferry.v1.MigrationService.CancelMigration:output_type -> kvferry.v1.CancelMigrationResponse
+	24, // 62: kvferry.v1.MigrationService.ListPlans:output_type -> kvferry.v1.ListPlansResponse
+	26, // 63: kvferry.v1.MigrationService.GetPlan:output_type -> kvferry.v1.GetPlanResponse
+	56, // [56:64] is the sub-list for method output_type
+	48, // [48:56] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_kvferry_v1_migration_proto_init() }
@@ -2113,13 +2743,14 @@ func file_kvferry_v1_migration_proto_init() {
 	}
 	file_kvferry_v1_common_proto_init()
 	file_kvferry_v1_planner_proto_init()
+	file_kvferry_v1_migration_proto_msgTypes[17].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvferry_v1_migration_proto_rawDesc), len(file_kvferry_v1_migration_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   17,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,6 +25,8 @@ const (
 	MigrationService_ListMigrations_FullMethodName  = "/kvferry.v1.MigrationService/ListMigrations"
 	MigrationService_ClaimPrefill_FullMethodName    = "/kvferry.v1.MigrationService/ClaimPrefill"
 	MigrationService_CancelMigration_FullMethodName = "/kvferry.v1.MigrationService/CancelMigration"
+	MigrationService_ListPlans_FullMethodName       = "/kvferry.v1.MigrationService/ListPlans"
+	MigrationService_GetPlan_FullMethodName         = "/kvferry.v1.MigrationService/GetPlan"
 )
 
 // MigrationServiceClient is the client API for MigrationService service.
@@ -48,6 +50,10 @@ type MigrationServiceClient interface {
 	ClaimPrefill(ctx context.Context, in *ClaimPrefillRequest, opts ...grpc.CallOption) (*ClaimPrefillResponse, error)
 	// CancelMigration ends a migration that is not terminal. The session stays whole at its owner.
 	CancelMigration(ctx context.Context, in *CancelMigrationRequest, opts ...grpc.CallOption) (*CancelMigrationResponse, error)
+	// ListPlans returns the plans of migrations that have ended, each beside what came of it: newest first, or the worst predicted first.
+	ListPlans(ctx context.Context, in *ListPlansRequest, opts ...grpc.CallOption) (*ListPlansResponse, error)
+	// GetPlan returns one of them.
+	GetPlan(ctx context.Context, in *GetPlanRequest, opts ...grpc.CallOption) (*GetPlanResponse, error)
 }
 
 type migrationServiceClient struct {
@@ -127,6 +133,26 @@ func (c *migrationServiceClient) CancelMigration(ctx context.Context, in *Cancel
 	return out, nil
 }
 
+func (c *migrationServiceClient) ListPlans(ctx context.Context, in *ListPlansRequest, opts ...grpc.CallOption) (*ListPlansResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPlansResponse)
+	err := c.cc.Invoke(ctx, MigrationService_ListPlans_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *migrationServiceClient) GetPlan(ctx context.Context, in *GetPlanRequest, opts ...grpc.CallOption) (*GetPlanResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetPlanResponse)
+	err := c.cc.Invoke(ctx, MigrationService_GetPlan_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // MigrationServiceServer is the server API for MigrationService service.
 // All implementations must embed UnimplementedMigrationServiceServer
 // for forward compatibility.
@@ -148,6 +174,10 @@ type MigrationServiceServer interface {
 	ClaimPrefill(context.Context, *ClaimPrefillRequest) (*ClaimPrefillResponse, error)
 	// CancelMigration ends a migration that is not terminal. The session stays whole at its owner.
 	CancelMigration(context.Context, *CancelMigrationRequest) (*CancelMigrationResponse, error)
+	// ListPlans returns the plans of migrations that have ended, each beside what came of it: newest first, or the worst predicted first.
+	ListPlans(context.Context, *ListPlansRequest) (*ListPlansResponse, error)
+	// GetPlan returns one of them.
+	GetPlan(context.Context, *GetPlanRequest) (*GetPlanResponse, error)
 	mustEmbedUnimplementedMigrationServiceServer()
 }
 
@@ -175,6 +205,12 @@ func (UnimplementedMigrationServiceServer) ClaimPrefill(context.Context, *ClaimP
 }
 func (UnimplementedMigrationServiceServer) CancelMigration(context.Context, *CancelMigrationRequest) (*CancelMigrationResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CancelMigration not implemented")
+}
+func (UnimplementedMigrationServiceServer) ListPlans(context.Context, *ListPlansRequest) (*ListPlansResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPlans not implemented")
+}
+func (UnimplementedMigrationServiceServer) GetPlan(context.Context, *GetPlanRequest) (*GetPlanResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetPlan not implemented")
 }
 func (UnimplementedMigrationServiceServer) mustEmbedUnimplementedMigrationServiceServer() {}
 func (UnimplementedMigrationServiceServer) testEmbeddedByValue()                          {}
@@ -298,6 +334,42 @@ func _MigrationService_CancelMigration_Handler(srv interface{}, ctx context.Cont
 	return interceptor(ctx, in, info, handler)
 }
 
+func _MigrationService_ListPlans_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPlansRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MigrationServiceServer).ListPlans(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MigrationService_ListPlans_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MigrationServiceServer).ListPlans(ctx, req.(*ListPlansRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _MigrationService_GetPlan_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetPlanRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MigrationServiceServer).GetPlan(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MigrationService_GetPlan_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MigrationServiceServer).GetPlan(ctx, req.(*GetPlanRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // MigrationService_ServiceDesc is the grpc.ServiceDesc for MigrationService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -324,6 +396,14 @@ var MigrationService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CancelMigration",
 			Handler:    _MigrationService_CancelMigration_Handler,
+		},
+		{
+			MethodName: "ListPlans",
+			Handler:    _MigrationService_ListPlans_Handler,
+		},
+		{
+			MethodName: "GetPlan",
+			Handler:    _MigrationService_GetPlan_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -142,7 +142,9 @@ type StatusResponse struct {
 	// Offers held for pullers: sessions leased out.
 	Offers int64 `protobuf:"varint,9,opt,name=offers,proto3" json:"offers,omitempty"`
 	// The machine that it runs on.
-	Host          *HostInfo `protobuf:"bytes,10,opt,name=host,proto3" json:"host,omitempty"`
+	Host *HostInfo `protobuf:"bytes,10,opt,name=host,proto3" json:"host,omitempty"`
+	// Its configuration has every migration planned and none carried out.
+	Shadow        bool `protobuf:"varint,11,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -245,6 +247,13 @@ func (x *StatusResponse) GetHost() *HostInfo {
 		return x.Host
 	}
 	return nil
+}
+
+func (x *StatusResponse) GetShadow() bool {
+	if x != nil {
+		return x.Shadow
+	}
+	return false
 }
 
 // HostInfo describes a machine without naming it. What is not known is empty or 0.
@@ -1262,7 +1271,7 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\n" +
 	"\x17kvferry/v1/region.proto\x12\n" +
 	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvferry/v1/common.proto\"\x0f\n" +
-	"\rStatusRequest\"\x87\x03\n" +
+	"\rStatusRequest\"\x9f\x03\n" +
 	"\x0eStatusResponse\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.kvferry.v1.NodeR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x121\n" +
@@ -1276,7 +1285,8 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"goroutines\x12\x16\n" +
 	"\x06offers\x18\t \x01(\x03R\x06offers\x12(\n" +
 	"\x04host\x18\n" +
-	" \x01(\v2\x14.kvferry.v1.HostInfoR\x04host\"n\n" +
+	" \x01(\v2\x14.kvferry.v1.HostInfoR\x04host\x12\x16\n" +
+	"\x06shadow\x18\v \x01(\bR\x06shadow\"n\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02os\x18\x01 \x01(\tR\x02os\x12\x12\n" +
 	"\x04arch\x18\x02 \x01(\tR\x04arch\x12\x10\n" +
