@@ -14,7 +14,11 @@
 //		URL: "http://127.0.0.1:8000", Model: "my-model",
 //		Tokens: ids, BlockTokens: 16,
 //	})
-//	// When the stream has told the end of the migration: the real request.
+//	// When the stream has told the end of the migration, or at once after EndComputed: the real request.
+//
+// An engine whose connector waits for blocks that are landing may get the real request once Run has returned EndStopped: what
+// is not the front's is here or on its way then. The end of the migration comes later, after the hand-over, which waits for a
+// source that is gone.
 //
 // The engine needs prefix caching, and a connector that writes finished blocks to the daemon and registers with
 // claims_prefill, so that the planner may choose hybrid.
