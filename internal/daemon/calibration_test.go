@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/kvferry/kvferry/internal/engineload"
 	"github.com/kvferry/kvferry/planner"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
@@ -314,4 +315,89 @@ func TestCalibratedByClaims(t *testing.T) {
 			t.Errorf("a day later %v s, %s", s, source)
 		}
 	})
+}
+
+// Whatever the link does, whatever is here before, and however the front claims: each observation is the front's own pace. Nothing that was
+// passed over, fetched or waited for is taken for prefill.
+func TestClaimsObserveThePace(t *testing.T) {
+	total := 0
+	for seed := range uint64(12) {
+		bubble(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 11))
+			model := slow
+			model.Rate, model.RTT, model.Loss = 1e6*math.Pow(4, rng.Float64()), time.Duration(1+rng.IntN(100))*time.Millisecond, 0.003*rng.Float64()
+			r := newRig(t, model, nil)
+			keys := r.ea.session("s", 100+rng.IntN(200))
+			for range rng.IntN(4) { // parts are here
+				at := rng.IntN(len(keys) - 20)
+				for _, k := range keys[at : at+1+rng.IntN(19)] {
+					if !r.eb.front(0, [][]byte{k}).here(0) {
+						r.eb.write("", [][]byte{k})
+					}
+				}
+			}
+			f := r.eb.front(time.Duration(1+rng.IntN(30))*time.Millisecond, keys)
+			f.want = uint32(1 + rng.IntN(30))
+			run := r.b.begin(hybridRequest("s"))
+			id := run.id()
+			time.Sleep(time.Duration(rng.IntN(100)) * time.Millisecond)
+			f.start(id)
+			run.end()
+			<-f.done
+			want := f.block.Seconds() / 16
+			c := r.b.d.calibration
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			rep := c.mu.replicas["e"]
+			if rep == nil {
+				return
+			}
+			for _, p := range rep.kept {
+				total++
+				if got := p.Seconds / float64(p.Uncached); math.Abs(got/want-1) > 0.02 {
+					t.Errorf("seed %d, %d blocks a claim: %d tokens after %d took %v s each, want %v", seed, f.want, p.Uncached, p.Cached, got, want)
+				}
+			}
+		})
+	}
+	t.Logf("%d observations", total)
+	if total < 12 {
+		t.Errorf("only %d observations in all", total)
+	}
+}
+
+// The fit, the engine's metrics and its word, in that order while the fit is fresh; an older one after the metrics.
+func TestFitBeforeMetrics(t *testing.T) {
+	t.Parallel()
+	word := &pb.PrefillSpeed{SecondsPerToken: 5e-4}
+	scraped := engineload.Load{Prefill: engineload.Prefill{SecondsPerToken: known(3e-4), Tokens: 9999, Until: time.Now()}}
+	fit := func(age time.Duration, r2 float64, kept int) fitted {
+		return fitted{planner.PrefillFit{Law: planner.PrefillLaw{Fixed: 0.01, Linear: 1e-4, Quadratic: 1e-9}, Observed: 9, R2: r2, Sigma: 0.04}, kept, age}
+	}
+	for name, tc := range map[string]struct {
+		fit     fitted
+		loadErr error
+		want    float64
+		source  string
+	}{
+		"fresh":              {fit(time.Minute, 0.99, 9), nil, 1e-4, "fitted to 9 observed prefills, R2 0.9900, sigma 4.0 %, the last 1m0s ago"},
+		"two hours old":      {fit(2*time.Hour, 0.99, 9), nil, 3e-4, "metrics over 9999 tokens"},
+		"and no metrics":     {fit(2*time.Hour, 0.99, 9), errNotScraped, 1e-4, "fitted to"},
+		"two days old":       {fit(48*time.Hour, 0.99, 9), errNotScraped, 5e-4, "prior: measured by the engine, not observed here; 9 observed prefills do not suffice"},
+		"explains little":    {fit(time.Minute, 0.5, 9), errNotScraped, 5e-4, "do not suffice (R2 0.50"},
+		"of two":             {fit(time.Minute, 1, 2), errNotScraped, 5e-4, "2 observed prefills do not suffice"},
+		"nothing observed":   {fitted{}, errNotScraped, 5e-4, "prior: measured by the engine, not observed here"},
+		"metrics, a bad fit": {fit(time.Minute, 0.5, 9), nil, 3e-4, "metrics over"},
+	} {
+		c, measured := speedOf(scraped, tc.loadErr, word, tc.fit, planner.Request{PrefixTokens: 4096})
+		if c.SecondsPerToken != tc.want || !strings.Contains(c.Source, tc.source) || measured != (tc.want != 5e-4) {
+			t.Errorf("%s: %v from %q, measured %v", name, c.SecondsPerToken, c.Source, measured)
+		}
+		if err := c.Validate(); err != nil || c.Spread <= 0 {
+			t.Errorf("%s: spread %v, %v", name, c.Spread, err)
+		}
+		if tc.want == 1e-4 && (c.FixedSeconds != 0.01 || c.SecondsPerTokenSquared != 1e-9 || c.Spread != 0.04) {
+			t.Errorf("%s: %+v", name, c)
+		}
+	}
 }

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -251,4 +252,90 @@ func TestPastFetches(t *testing.T) {
 	if got := l.past("stranger", planner.Link{RTT: time.Millisecond, Goodput: 9e8}); got != (pastFetches{}) {
 		t.Errorf("a peer that is not configured is remembered: %+v", got)
 	}
+}
+
+// A path that takes another time than predicted for good is told once, and what was before that is dropped; noise is not.
+func TestFetchesDrift(t *testing.T) {
+	t.Parallel()
+	for _, noise := range []float64{0, 0.05, 0.1, 0.3} {
+		rng := rand.New(rand.NewPCG(3, uint64(100*noise)))
+		f := &fetches{}
+		took := func(factor float64) int {
+			s := factor * math.Exp(noise*rng.NormFloat64())
+			f.add(int64(f.count), s, time.Now())
+			return f.changed(s, 1, noise)
+		}
+		for range 200 {
+			if since := took(1); since != 0 {
+				t.Errorf("noise %v: told after %d although nothing changed", noise, since)
+			}
+		}
+		told, n := 0, 0
+		for told == 0 && n < 40 {
+			n++
+			told = took(1.6)
+		}
+		if told < 2 || told > n+12 || n > 5+int(60*noise) {
+			t.Errorf("noise %v: %d fetches until it is told, of %d", noise, n, told)
+		}
+		if f.count != told {
+			t.Errorf("noise %v: %d are kept, want %d", noise, f.count, told)
+		}
+		if got := f.sum(time.Now(), func(int64) float64 { return 1 }); noise == 0 && (math.Abs(got.fixed-0.6) > 1e-9) {
+			t.Errorf("kept: %+v", got)
+		}
+	}
+	f := &fetches{}
+	if f.changed(1, 0, 0) != 0 || f.changed(0, 1, 0) != 0 || !f.drift.Quiet() {
+		t.Error("what was not predicted counts")
+	}
+	for i := range 33 {
+		f.add(int64(i), 1, time.Now())
+	}
+	f.keep(4)
+	for i := range 4 {
+		if f.ring[i].bytes != int64(29+i) {
+			t.Errorf("kept %+v", f.ring[:5])
+		}
+	}
+}
+
+// A path that changes for good is told, counted, and planned with: what was before does not linger.
+func TestPathDrift(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, fast, nil)
+		var off []float64
+		run := func(n int) {
+			t.Helper()
+			for range n {
+				s := fmt.Sprint("s", len(off))
+				r.settle()
+				r.ea.session(s, 200)
+				req := request(s)
+				req.Mode = pb.Mode_MODE_FETCH
+				rep := r.b.mustEnd(req, committed, "", moved)
+				off = append(off, rep.GetTotal().AsDuration().Seconds()/rep.GetPredictedSeconds()-1)
+			}
+		}
+		drifts := func() float64 { return r.b.samples()[`kvferry_planner_drift_total{what="path"}`] }
+		run(14)
+		if drifts() != 0 {
+			t.Errorf("%v drifts of a path that is what it was: %.3v", drifts(), off)
+		}
+		late := fast
+		late.Rate /= 20
+		if err := r.net.SetModel(r.a.ip, r.b.ip, late); err != nil {
+			t.Fatal(err)
+		}
+		run(12)
+		t.Logf("off by %.2v, %v drifts", off, drifts())
+		for i, o := range off[14:] {
+			if i >= 6 && math.Abs(o) > 0.2 {
+				t.Errorf("migration %d after the change is off by %v", i+1, o)
+			}
+		}
+		if drifts() != 1 {
+			t.Errorf("%v drifts after one change", drifts())
+		}
+	})
 }
