@@ -246,7 +246,9 @@ func (m *migration) answerClaim(computed, want int) (*unit, *pb.ClaimPrefillResp
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
-	h.mu.heard = now
+	if h.mu.heard.IsZero() || min(computed, h.mu.total) > h.mu.computed { // to ask again is not to come forward
+		h.mu.heard = now
+	}
 	h.mu.front.claimed(now, computed)
 	h.mu.computed = max(h.mu.computed, computed)
 	all := computed + want

@@ -166,13 +166,13 @@ func (m *migration) startUnit(ctx context.Context, first, end int, window int64,
 	}
 	dr.log.beginRound(u.landing.round)
 	m.setLanding(blocks, true)
-	m.meeting.add(u)
 	if err := u.t.Post(ctx); err != nil {
-		m.meeting.remove(u)
 		_ = u.t.Release() // always nil
 		m.endUnit(u)
 		return nil, err
 	}
+	// Not before: a transfer that a take-over has cancelled can't be posted.
+	m.meeting.add(u)
 	go func() { // owner: fetchBack, which waits for what it sends
 		u.res, u.err = u.t.Wait(context.WithoutCancel(ctx))
 		_ = u.t.Release() // quiet from here on

@@ -1,0 +1,91 @@
+package daemon
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+)
+
+// An engine that asks again and again and brings nothing is not waited for: what it was granted is fetched.
+func TestHybridFrontOnlyAsks(t *testing.T) {
+	for name, computed := range map[string]uint32{"nothing": 0, "what is not so": 1 << 20} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newRig(t, slow, nil)
+				keys := r.ea.session("s", 60)
+				q := hybridRequest("s")
+				run := r.b.begin(q)
+				id, ctx := run.id(), context.Background()
+				asked := make(chan struct{})
+				go func() {
+					defer close(asked)
+					for {
+						got, err := r.b.mig.ClaimPrefill(ctx, &pb.ClaimPrefillRequest{MigrationId: id, ComputedBlocks: computed, WantBlocks: 8})
+						if err != nil {
+							t.Errorf("claim: %v", err)
+							return
+						}
+						if got.GetEnded() {
+							return
+						}
+						time.Sleep(5 * time.Millisecond)
+					}
+				}()
+				rep := run.end()
+				<-asked
+				wantReport(t, rep, committed, "", moved)
+				if took := rep.GetTotal().AsDuration(); rep.GetBlocksMoved() != 60 || took > frontPatience+12*time.Second {
+					t.Errorf("took %v, report %v", took, rep)
+				}
+				r.eb.check("", keys)
+				r.settle()
+			})
+		})
+	}
+}
+
+// Claims from many goroutines, of all places at once and of each unit that is being asked for, end in a session that is whole.
+func TestHybridClaimsFromMany(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, fast, nil)
+		keys := r.ea.session("s", 300)
+		run := r.b.begin(hybridRequest("s"))
+		m, err := r.b.d.migrations.find(run.id(), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				for at := 0; ctx.Err() == nil; {
+					for range 20 {
+						if i%2 == 1 {
+							at = (at + 7*i) % 310
+						}
+						got, err := m.claim(ctx, at, 8)
+						if err != nil || got.GetStop() {
+							return
+						}
+						if i%2 == 0 {
+							at = int(got.GetFetchFrontier()) // take over what is asked for last
+						}
+					}
+					time.Sleep(2 * time.Millisecond)
+				}
+			})
+		}
+		rep := run.end()
+		cancel()
+		wg.Wait()
+		wantReport(t, rep, committed, "", moved)
+		if rep.GetBlocksUsable() != 300 {
+			t.Errorf("report %v", rep)
+		}
+		r.eb.check("", keys)
+		r.settle()
+	})
+}
