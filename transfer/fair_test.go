@@ -570,6 +570,7 @@ func TestCharge(t *testing.T) {
 					}
 				})
 				time.Sleep(time.Hour)
+				synctest.Wait()
 				want := time.Duration(tc.factor * float64(before) * 1e9 / rate)
 				if sent != f.bytes() || last < want-time.Microsecond || last > want+time.Microsecond {
 					t.Errorf("%s, of a tenant %v: %d of %d bytes, the last chunk after %v, want %v", name, tenant, sent, f.bytes(), last, want)
