@@ -55,7 +55,6 @@ type replica struct {
 	// steady is the fit that observations are held against: from before the first that drift counts, so that a change does not hide
 	// itself by moving the fit.
 	steady planner.PrefillFit
-	ever   int64 // observations since the start
 }
 
 type observedPrefill struct {
@@ -91,7 +90,6 @@ func (r *replica) observe(p observedPrefill) (since int, err error) {
 	}
 	r.kept = append(r.kept, p)
 	r.kept = slices.Delete(r.kept, 0, max(0, len(r.kept)-keptPrefills))
-	r.ever++
 	if since > 0 {
 		r.kept = slices.Delete(r.kept, 0, max(0, len(r.kept)-since))
 		r.rebuild()
@@ -165,16 +163,6 @@ func (c *calibration) fit(id, pin string, prior planner.PrefillLaw) fitted {
 	}
 	r := c.ofLocked(id, pin, prior)
 	return fitted{r.fit.Fit(), len(r.kept), max(time.Since(r.last()), 0)} // a clock that was set back makes nothing younger
-}
-
-// observed counts an engine's observations since the start.
-func (c *calibration) observed(id string) int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if r := c.mu.replicas[id]; r != nil {
-		return r.ever
-	}
-	return 0
 }
 
 // prefillPrior is what the engine says of its prefill, as a law. Nothing: zero.

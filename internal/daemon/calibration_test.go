@@ -23,7 +23,7 @@ import (
 func sameReplicas(t *testing.T, want, got map[string]*replica) {
 	t.Helper()
 	opts := cmp.Options{
-		cmp.AllowUnexported(replica{}, observedPrefill{}), cmpopts.IgnoreFields(replica{}, "prior", "fit", "drift", "steady", "ever"),
+		cmp.AllowUnexported(replica{}, observedPrefill{}), cmpopts.IgnoreFields(replica{}, "prior", "fit", "drift", "steady"),
 		cmp.Comparer(func(a, b time.Time) bool { return a.Unix() == b.Unix() }), cmpopts.EquateEmpty(),
 	}
 	if d := cmp.Diff(want, got, opts); d != "" {
