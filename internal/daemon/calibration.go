@@ -98,7 +98,7 @@ func (r *replica) observe(p observedPrefill) (since int, err error) {
 	return 0, r.fit.Observe(p.Prefill)
 }
 
-// of is the replica of an engine with that layout; what was observed with another is dropped.
+// ofLocked is the replica of an engine with that layout; what was observed with another is dropped.
 func (c *calibration) ofLocked(id, pin string, prior planner.PrefillLaw) *replica {
 	r := c.mu.replicas[id]
 	switch {
@@ -193,7 +193,7 @@ func (d *Daemon) observePrefill(e *engine, p planner.Prefill) {
 	d.drifted(driftReplica, slog.String("engine_id", e.id), since)
 }
 
-// drifted counts and logs that predictions have stopped to hold.
+// drifted counts and logs that predictions no longer hold.
 func (d *Daemon) drifted(what string, who slog.Attr, since int) {
 	d.metrics.drift.WithLabelValues(what).Inc()
 	d.log.LogAttrs(context.Background(), slog.LevelWarn, "what the planner predicts has changed; what was observed before is dropped",
