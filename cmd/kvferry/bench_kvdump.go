@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -139,10 +138,8 @@ func (k *kvdumpFlags) check(cmd *cobra.Command) error {
 
 func (k *kvdumpFlags) checkEngine() error {
 	if k.shape != "" {
-		d := json.NewDecoder(strings.NewReader(k.shape))
-		d.DisallowUnknownFields()
-		if err := d.Decode(&k.engine.Model); err != nil {
-			return usagef(k.shape, `JSON such as {"layers":4,"hidden":64,"kv_heads":2,"head_dim":32}`, "--shape: %v", err)
+		if err := parseShape(k.shape, &k.engine.Model); err != nil {
+			return err
 		}
 	}
 	if k.text == "" {

@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 
@@ -30,10 +32,8 @@ that speed.`,
 				cfg.Addr = a.addr
 			}
 			if shape != "" {
-				dec := json.NewDecoder(strings.NewReader(shape))
-				dec.DisallowUnknownFields()
-				if err := dec.Decode(&cfg.Model); err != nil {
-					return usagef(shape, `JSON such as {"layers":4,"hidden":64,"kv_heads":2,"head_dim":32}`, "--shape: %v", err)
+				if err := parseShape(shape, &cfg.Model); err != nil {
+					return err
 				}
 			}
 			if cmd.Flags().Changed("watermark") {
@@ -68,4 +68,20 @@ that speed.`,
 	fl.Float64Var(&pace.PrefillTokensPerSecond, "pace-prefill", 0, "imitate a GPU: prefill tokens a second")
 	fl.Float64Var(&pace.DecodeTokensPerSecond, "pace-decode", 0, "imitate a GPU: decode tokens a second")
 	return cmd
+}
+
+// parseShape reads the value of --shape, one JSON object, into m.
+func parseShape(shape string, m *refengine.ModelConfig) error {
+	d := json.NewDecoder(strings.NewReader(shape))
+	d.DisallowUnknownFields()
+	err := d.Decode(m)
+	if err == nil {
+		if _, more := d.Token(); !errors.Is(more, io.EOF) {
+			err = errors.New("something follows the JSON object")
+		}
+	}
+	if err != nil {
+		return usagef(shape, `JSON such as {"layers":4,"hidden":64,"kv_heads":2,"head_dim":32}`, "--shape: %v", err)
+	}
+	return nil
 }
