@@ -46,7 +46,7 @@ type Config struct {
 	ClaimSeconds float64
 
 	// Real is how many migrations are made with real bytes beside the simulation, in real time: between two daemons over the link model, into an
-	// engine that takes the time of a GPU. 0 to 1000. Default 0.
+	// engine that takes the time of a GPU. At most 1000. Default 12, quick: none; negative: none.
 	Real int
 
 	// Progress is told how far the run is. Nil: nobody is.
@@ -118,6 +118,9 @@ func (c Config) withDefaults() Config {
 	c.CodecRatio = orDefault(c.CodecRatio, 1)
 	c.ClaimBlocks = orDefault(c.ClaimBlocks, 32)
 	c.ClaimSeconds = orDefault(c.ClaimSeconds, 100e-6)
+	if c.Real == 0 && !c.Quick {
+		c.Real = 12
+	}
 	return c
 }
 
@@ -136,7 +139,7 @@ func (c Config) Validate() error {
 	each(c.Sigmas, "sigma", check, func(v float64) bool { return v >= 0 && v <= 2 }, "0 to 2")
 	each(c.GPUs, "gpu", check, func(v string) bool { return slices.Contains(GPUNames(), v) }, "one of "+strings.Join(GPUNames(), ", "))
 	check(c.Draws >= 100 && c.Draws <= 1_000_000, "draws", c.Draws, "100 to 1000000")
-	check(c.Real >= 0 && c.Real <= maxReal, "real", c.Real, fmt.Sprintf("0 to %d", maxReal))
+	check(c.Real <= maxReal, "real", c.Real, fmt.Sprintf("at most %d", maxReal))
 	check(c.RoundTrips >= 1 && c.RoundTrips <= 100, "round trips", c.RoundTrips, "1 to 100")
 	check(c.CodecRatio >= 1 && c.CodecRatio <= 100, "codec ratio", c.CodecRatio, "1 to 100")
 	check(c.ClaimBlocks >= 1 && c.ClaimBlocks <= 4096, "claim", c.ClaimBlocks, "1 to 4096 blocks")

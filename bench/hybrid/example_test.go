@@ -11,7 +11,7 @@ import (
 func ExampleRun() {
 	res, err := hybrid.Run(context.Background(), hybrid.Config{
 		Goodputs: []float64{25e9}, RTTs: []time.Duration{70 * time.Millisecond}, PrefixTokens: []int64{32768}, GPUs: []string{"2xH100-FP8"},
-		Sigmas: []float64{.5},
+		Sigmas: []float64{.5}, Real: -1,
 	})
 	if err != nil {
 		fmt.Println(err)

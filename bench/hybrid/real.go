@@ -64,7 +64,7 @@ func randomPlace(rng *rand.Rand) place {
 	between := func(low, high float64) float64 { return low * math.Pow(high/low, rng.Float64()) }
 	p := place{
 		wan:    wan.Model{RTT: time.Duration(between(5, 120) * float64(time.Millisecond)).Round(time.Millisecond), Rate: math.Round(between(20e6, 250e6)), Seed: rng.Uint64()},
-		tokens: int(between(300, 1500)),
+		tokens: int(between(300, 1000)),
 	}
 	fetch := realBytesPerToken * 8 / (0.95 * p.wan.Rate)
 	p.prefill = fetch * between(0.25, 4)
@@ -192,8 +192,8 @@ const maxReal = 1000
 func realPlaces(n int) (out []place) {
 	for i := range n {
 		p := place{wan: wan.Model{
-			Rate: []float64{50e6, 150e6, 300e6}[i%3], RTT: []time.Duration{10 * time.Millisecond, 70 * time.Millisecond}[i/3%2], Seed: uint64(i + 1),
-		}, tokens: 1200 + 16*(i/12), mode: pb.Mode_MODE_HYBRID}
+			Rate: []float64{20e6, 30e6, 50e6}[i%3], RTT: []time.Duration{10 * time.Millisecond, 70 * time.Millisecond}[i/3%2], Seed: uint64(i + 1),
+		}, tokens: 800 + 16*(i/12), mode: pb.Mode_MODE_HYBRID}
 		p.prefill = realBytesPerToken * 8 / (0.95 * p.wan.Rate) * []float64{0.5, 2}[i/6%2]
 		out = append(out, p)
 	}

@@ -38,13 +38,13 @@ regret is hybrid's mean over the oracle's; gain is the better mean of fetch and 
 5 % where the link is known and 10 % at sigma 0.5, to 0.95 of the gain of the closed form where both are equal, and to a p99 of 1.05 times
 recompute and one round trip, whatever the link does. The tables show one setting in the middle and the worst of all; -o json has every cell.
 
-The simulation measures nothing on this machine: the same seed gives the same numbers everywhere. About a minute; --quick takes seconds.
---real N has two daemons make N migrations besides, with real bytes over the link model into an engine that takes the time of a
-GPU, and puts what they took beside the simulation of the same.`,
+The simulation measures nothing on this machine: the same seed gives the same numbers everywhere; it takes seconds. Besides, two daemons make
+twelve migrations (--real N) with real bytes over the link model into an engine that takes the time of a GPU, and what they took
+stands beside the simulation of the same: two minutes, which --quick leaves out.`,
 		Example: `  kvferry bench hybrid
   kvferry bench hybrid --out hybrid.svg --save hybrid.json
   kvferry bench hybrid --goodput 8Gbps --rtt 90ms --prefix 16384 --gpu 8xH100-BF16 --sigma 0,0.3   # one link
-  kvferry bench hybrid --quick --real 12     # and as daemons do it
+  kvferry bench hybrid --quick               # the simulation alone, of a small grid
   kvferry bench hybrid --claim-cost 5ms      # an engine that pays for prefilling in pieces
   kvferry bench hybrid -o json | jq '[.cells[] | select(.sigma==0.5) | .regret] | max'`,
 		Args: noArgs,
@@ -64,14 +64,14 @@ GPU, and puts what they took beside the simulation of the same.`,
 	fl.Var(newNumber(&h.cfg.CodecRatio, 0, 1, 100), "codec-ratio", "raw bytes over coded ones (default 1)")
 	fl.Var(newCount(&h.claim, 0, 1, 4096), "claim", "blocks that the engine asks for at a time (default 32)")
 	fl.Var(newDuration(&h.claimCost, 0, time.Microsecond), "claim-cost", "what a claim costs the engine (default 100µs)")
-	fl.Var(newCount(&h.real, 0, 0, 1000), "real", "migrations that are also made with real bytes, in real time, about two seconds each (default none)")
+	fl.Var(newCount(&h.real, 0, 0, 1000), "real", "migrations that are also made with real bytes, in real time, about ten seconds each; 0: none (default 12, with --quick none)")
 	fl.StringVar(&h.out, "out", "", "draw times over goodput to this file, .svg or .png")
 	complete(cmd, "gpu", hybrid.GPUNames()...)
 	return cmd
 }
 
 func (a *app) benchHybrid(cmd *cobra.Command, b *benchFlags, h *hybridFlags) error {
-	if err := h.check(); err != nil {
+	if err := h.check(cmd.Flags().Changed("real")); err != nil {
 		return err
 	}
 	if err := b.begin(results.KindHybrid); err != nil {
@@ -99,7 +99,8 @@ func (a *app) benchHybrid(cmd *cobra.Command, b *benchFlags, h *hybridFlags) err
 }
 
 // check moves the flags to the configuration and refuses what cannot be, before anything is simulated.
-func (h *hybridFlags) check() error {
+// set: --real was given.
+func (h *hybridFlags) check(set bool) error {
 	for _, s := range h.goodputs {
 		rate, err := parseRate(s)
 		if err != nil {
@@ -107,7 +108,9 @@ func (h *hybridFlags) check() error {
 		}
 		h.cfg.Goodputs = append(h.cfg.Goodputs, rate)
 	}
-	h.cfg.Real = int(h.real)
+	if h.cfg.Real = int(h.real); set && h.real == 0 {
+		h.cfg.Real = -1
+	}
 	h.cfg.Draws, h.cfg.ClaimBlocks, h.cfg.ClaimSeconds = int(h.draws), int(h.claim), h.claimCost.Seconds()
 	err := h.cfg.Validate()
 	if in, ok := errors.AsType[*hybrid.InputError](err); ok {

@@ -17,7 +17,7 @@ func TestBenchHybrid(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	kept, picture := filepath.Join(dir, "hybrid.json"), filepath.Join(dir, "hybrid.svg")
-	flags := strings.Fields("bench hybrid --goodput 8Gbps --rtt 90ms --prefix 4096 --gpu 8xH100-BF16 --sigma 0,0.3 --draws 200 --seed 3 --claim-cost 1ms --claim 16")
+	flags := strings.Fields("bench hybrid --goodput 8Gbps --rtt 90ms --prefix 4096 --gpu 8xH100-BF16 --sigma 0,0.3 --draws 200 --seed 3 --claim-cost 1ms --claim 16 --real 0")
 	run := func(more ...string) string {
 		t.Helper()
 		var stdout, stderr bytes.Buffer

@@ -47,6 +47,7 @@ Without --session it needs no daemon: give a model, a prefix and a link. With --
 (linear prefill, one round trip); the other flags override the preset's numbers. With --session it asks the daemon at
 --addr, as the destination, what it would do with that session.`,
 		Example: `  kvferry plan --model llama-3.1-70b --prefix 8000 --rtt 70ms --goodput 5Gbps
+  kvferry plan --model llama-3.1-70b --prefix 8000 --rtt 70ms --goodput 5Gbps --hybrid   # an engine that claims what it prefills
   kvferry plan --preset crossover --prefix 1000 -o json
   kvferry plan --preset utilization --rtt 105ms
   kvferry plan --session chat-17 --addr eu.example:7440 --ca ca.crt --cert me.crt --key me.key`,

@@ -23,9 +23,13 @@ func (a *app) newRefengine() *cobra.Command {
 		Short: "Run the reference engine: a small real transformer that uses a daemon",
 		Long: `refengine registers with the daemon on this host, keeps its KV in the daemon's arena, and answers turns over HTTP: POST
 /generate, GET /status, POST /forget (JSON). With --pace-prefill and --pace-decode it computes nothing and behaves like a GPU of
-that speed.`,
+that speed.
+
+A turn with "migration" (the id that Migrate answers) and "commit" runs beside a hybrid migration of its session: it prefills the blocks that
+it is granted, and loads the others as they land.`,
 		Example: `  kvferry refengine --daemon unix:///run/kvferry/kvferry.sock --id ref --listen 127.0.0.1:8000
-  curl -s localhost:8000/generate -d '{"tokens":[1,2,3],"max_new":8,"use_cache":true}'`,
+  curl -s localhost:8000/generate -d '{"tokens":[1,2,3],"max_new":8,"use_cache":true}'
+  curl -s localhost:8000/generate -d '{"session":"chat-17","tokens":[1,2,3],"max_new":8,"use_cache":true,"commit":true,"migration":"ID"}'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.Addr == "" {
