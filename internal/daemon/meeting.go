@@ -28,6 +28,7 @@ type meeting struct {
 		computed   int // as claimed last
 		frontier   int // blocks from it on have been asked for, or are here
 		heard      time.Time
+		forward    time.Time // when it was heard of another place last
 		front      frontSpeed
 		said       time.Duration // what a block takes by past prefills or by the engine's word; 0: neither, or it is not known which engine
 		rate       byteRate
@@ -176,11 +177,18 @@ func (h *meeting) asked() (bytes int64) {
 	return bytes
 }
 
-// stands is where the ends are, and when the front was heard last.
-func (h *meeting) stands() (granted, frontier int, heard time.Time) {
+// stands is where the ends are.
+func (h *meeting) stands() (granted, frontier int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.mu.granted, h.mu.frontier, h.mu.heard
+	return h.mu.granted, h.mu.frontier
+}
+
+// silent says that the front has not come forward since last, and is not waited for any longer: it says nothing, or asks for too long.
+func (h *meeting) silent(last time.Time) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return time.Since(maxTime(last, h.mu.heard)) > frontPatience || time.Since(maxTime(last, h.mu.forward)) > frontLongest
 }
 
 // flying is the units in flight.
@@ -246,8 +254,8 @@ func (m *migration) answerClaim(computed, want int) (*unit, *pb.ClaimPrefillResp
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
-	if h.mu.heard.IsZero() || min(computed, h.mu.total) > h.mu.computed { // to ask again is not to come forward
-		h.mu.heard = now
+	if h.mu.heard = now; h.mu.forward.IsZero() || min(computed, h.mu.total) > h.mu.computed { // to ask again is not to come forward
+		h.mu.forward = now
 	}
 	h.mu.front.claimed(now, computed)
 	h.mu.computed = max(h.mu.computed, computed)

@@ -20,8 +20,9 @@ const (
 	maxUnits = 256
 	// frontPoll is how often the front's blocks are looked for once the back has landed.
 	frontPoll = 5 * time.Millisecond
-	// frontPatience is how long the front may say nothing and bring nothing before the fetch takes what is missing.
-	frontPatience = 3 * time.Second
+	// frontPatience is how long the front may say nothing and bring nothing before the fetch takes what is missing, and frontLongest how
+	// long it may go on claiming and bring nothing: a stock engine shows a long step's blocks at its end.
+	frontPatience, frontLongest = 3 * time.Second, 30 * time.Second
 )
 
 // hybrid fetches whole blocks from the back, in windows of two bandwidth-delay products, until they meet what an engine prefills from the
@@ -211,7 +212,7 @@ func (m *migration) tookUnit(u *unit) error {
 
 // holdFront keeps what the front has made from eviction, by this migration's own units first of all.
 func (m *migration) holdFront() error {
-	granted, _, _ := m.meeting.stands()
+	granted, _ := m.meeting.stands()
 	return m.holdPresent(m.drive.session.Keys[:min(granted, len(m.drive.session.Keys))])
 }
 
@@ -246,7 +247,7 @@ func (m *migration) setLanding(blocks []wanted, on bool) {
 // hybridProgress counts what the fetch still has to bring, as the ends stand, and tells those who watch and the source.
 func (m *migration) hybridProgress(keys []kvstore.BlockKey) {
 	dr := &m.drive
-	granted, frontier, _ := m.meeting.stands()
+	granted, frontier := m.meeting.stands()
 	asked := m.meeting.asked()
 	layout := dr.engine.layout
 	gap := int64(max(0, min(frontier, len(keys))-granted)) * layout.BlockBytes()
@@ -265,14 +266,13 @@ func (m *migration) awaitFront(ctx context.Context, keys []kvstore.BlockKey) err
 	tick := time.NewTicker(frontPoll)
 	defer tick.Stop()
 	for !allPresent(a, t, keys) {
-		_, _, heard := m.meeting.stands()
 		if n := presentPrefix(a, t, keys); n > here {
 			here, last = n, time.Now()
 			if err := m.holdFront(); err != nil {
 				return err
 			}
 		}
-		if time.Since(maxTime(last, heard)) > frontPatience {
+		if m.meeting.silent(last) {
 			return nil
 		}
 		select {
