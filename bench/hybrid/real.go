@@ -150,12 +150,12 @@ func move(ctx context.Context, b *bed.Bed, from, to *refengine.Engine, session s
 	if err != nil {
 		return nil, err
 	}
-	ended := make(chan error, 1)
+	id, ended := u.GetMigrationId(), make(chan error, 1)
 	if to == nil {
 		ended <- nil
 	} else {
 		go func() {
-			res, err := to.Generate(ctx, refengine.Request{Session: session, Tokens: tokens, UseCache: true, Commit: true, Migration: u.GetMigrationId()})
+			res, err := to.Generate(ctx, refengine.Request{Session: session, Tokens: tokens, UseCache: true, Commit: true, Migration: id})
 			if err == nil && res.DamagedPages > 0 {
 				err = fmt.Errorf("%d pages are not what their keys say", res.DamagedPages)
 			}

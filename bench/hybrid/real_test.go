@@ -16,7 +16,7 @@ func TestPredictions(t *testing.T) {
 	modes := map[string]int{}
 	n := 30
 	if testing.Short() {
-		n = 6
+		n = 2
 	}
 	for i := range n {
 		p := randomPlace(rng)
@@ -45,7 +45,7 @@ func TestPredictions(t *testing.T) {
 func TestRealAgainstSimulation(t *testing.T) {
 	places := realPlaces(12)
 	if testing.Short() {
-		places = places[:3]
+		places = places[:1]
 	}
 	for i, p := range places {
 		inBubble(t, fmt.Sprint(i), func(t *testing.T) {
