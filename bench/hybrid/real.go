@@ -84,18 +84,18 @@ func real(ctx context.Context, p place) (_ Real, err error) {
 	defer func() { err = errors.Join(err, b.Close()) }()
 	blocks := (p.tokens+64)/16 + 1
 	longest := int64(max(blocks, warmTokens/16+1)) * realBytesPerToken * 16
-	open := func(n *bed.Node) (*refengine.Engine, error) {
+	open := func(n *bed.Node, perSecond float64) (*refengine.Engine, error) {
 		return refengine.Open(ctx, refengine.Config{
 			Addr: n.Target(), DialOptions: n.DialOptions(), EngineID: "e", Model: realModel, ArenaBytes: 3 * longest, KeepSequences: -1,
-			Pace: &refengine.Pace{PrefillTokensPerSecond: 1 / p.prefill, DecodeTokensPerSecond: 1e6},
+			Pace: &refengine.Pace{PrefillTokensPerSecond: perSecond, DecodeTokensPerSecond: 1e6},
 		})
 	}
-	from, err := open(b.Source)
+	from, err := open(b.Source, 1e6) // how its sessions came about is of no interest
 	if err != nil {
 		return Real{}, err
 	}
 	defer func() { err = errors.Join(err, from.Close()) }()
-	to, err := open(b.Destination)
+	to, err := open(b.Destination, 1/p.prefill)
 	if err != nil {
 		return Real{}, err
 	}

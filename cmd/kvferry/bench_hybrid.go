@@ -40,7 +40,7 @@ recompute and one round trip, whatever the link does. The tables show one settin
 
 The simulation measures nothing on this machine: the same seed gives the same numbers everywhere; it takes seconds. Besides, two daemons make
 twelve migrations (--real N) with real bytes over the link model into an engine that takes the time of a GPU, and what they took
-stands beside the simulation of the same: two minutes, which --quick leaves out.`,
+stands beside the simulation of the same: about four minutes, which --quick leaves out.`,
 		Example: `  kvferry bench hybrid
   kvferry bench hybrid --out hybrid.svg --save hybrid.json
   kvferry bench hybrid --goodput 8Gbps --rtt 90ms --prefix 16384 --gpu 8xH100-BF16 --sigma 0,0.3   # one link
@@ -64,7 +64,7 @@ stands beside the simulation of the same: two minutes, which --quick leaves out.
 	fl.Var(newNumber(&h.cfg.CodecRatio, 0, 1, 100), "codec-ratio", "raw bytes over coded ones (default 1)")
 	fl.Var(newCount(&h.claim, 0, 1, 4096), "claim", "blocks that the engine asks for at a time (default 32)")
 	fl.Var(newDuration(&h.claimCost, 0, time.Microsecond), "claim-cost", "what a claim costs the engine (default 100µs)")
-	fl.Var(newCount(&h.real, 0, 0, 1000), "real", "migrations that are also made with real bytes, in real time, about ten seconds each; 0: none (default 12, with --quick none)")
+	fl.Var(newCount(&h.real, 0, 0, 1000), "real", "migrations that are also made with real bytes, in real time, about twenty seconds each; 0: none (default 12, with --quick none)")
 	fl.StringVar(&h.out, "out", "", "draw times over goodput to this file, .svg or .png")
 	complete(cmd, "gpu", hybrid.GPUNames()...)
 	return cmd
