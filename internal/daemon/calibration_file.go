@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"math"
-	"os"
 	"slices"
 	"time"
 
@@ -27,19 +25,12 @@ const (
 func openCalibration(file string) (*calibration, error) {
 	c := &calibration{file: file}
 	c.mu.replicas, c.mu.written = map[string]*replica{}, time.Now()
-	if file == "" {
-		return c, nil
-	}
-	f, err := os.Open(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return c, nil
-	}
+	b, ok, err := readState(file, maxCalibrationBytes)
 	if err != nil {
 		return c, fmt.Errorf("read observed prefills: %w", err)
 	}
-	b, err := io.ReadAll(io.LimitReader(f, maxCalibrationBytes+1))
-	if err = errors.Join(err, f.Close()); err != nil {
-		return c, fmt.Errorf("read observed prefills: %w", err)
+	if !ok {
+		return c, nil
 	}
 	replicas, err := decodeCalibration(b)
 	if err != nil {

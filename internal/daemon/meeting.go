@@ -58,7 +58,6 @@ type unit struct {
 	blocks     []wanted
 	t          *transfer.Transfer
 	landing    *landing
-	bytes      int64
 	asked      time.Time
 	cancelled  bool          // the front takes it over; guarded by the meeting
 	done       chan struct{} // closed when it is quiet and what did not land is given back

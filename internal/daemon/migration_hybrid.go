@@ -154,7 +154,7 @@ func (m *migration) startUnit(ctx context.Context, first, end int, window int64,
 	if err != nil || len(blocks) == 0 {
 		return nil, err
 	}
-	u := &unit{first: first, end: end, blocks: blocks, asked: time.Now(), bytes: int64(len(blocks)) * dr.engine.layout.BlockBytes(), done: make(chan struct{})}
+	u := &unit{first: first, end: end, blocks: blocks, asked: time.Now(), done: make(chan struct{})}
 	order := pageOrder{blocks: len(blocks), layers: dr.engine.layout.PagesPerBlock(), size: m.layersAtATime(len(blocks), window)}
 	local, remote := m.descriptors(blocks, order)
 	u.landing = newLanding(m, blocks, order)
@@ -189,13 +189,7 @@ func (m *migration) endUnit(u *unit) {
 	m.setLanding(u.blocks, false)
 	m.giveBack(u.blocks)
 	if m.meeting.takes(u) {
-		left := 0
-		for i := range u.blocks {
-			if u.landing.left[i].Load() > 0 {
-				left++
-			}
-		}
-		m.meeting.give(u, left)
+		m.meeting.give(u, u.missing(0))
 	}
 	close(u.done)
 }

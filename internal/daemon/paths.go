@@ -6,11 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -51,19 +48,12 @@ func openPaths(file string) (*paths, error) {
 	p := &paths{file: file}
 	p.mu.known = map[transfer.PeerID]pastPath{}
 	p.mu.written = time.Now()
-	if file == "" {
-		return p, nil
-	}
-	f, err := os.Open(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return p, nil
-	}
+	b, ok, err := readState(file, maxPathsBytes)
 	if err != nil {
 		return p, fmt.Errorf("read past paths: %w", err)
 	}
-	b, err := io.ReadAll(io.LimitReader(f, maxPathsBytes+1))
-	if err = errors.Join(err, f.Close()); err != nil {
-		return p, fmt.Errorf("read past paths: %w", err)
+	if !ok {
+		return p, nil
 	}
 	known, err := decodePaths(b)
 	if err != nil {
@@ -151,26 +141,6 @@ func (p *paths) flush(now bool) error {
 	}
 	if err != nil {
 		return fmt.Errorf("write past paths: %w", err)
-	}
-	return nil
-}
-
-// writeWhole replaces a file by another that is whole, whenever the machine stops.
-func writeWhole(name string, b []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-		return err
 	}
 	return nil
 }

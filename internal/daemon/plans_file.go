@@ -5,11 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"log/slog"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -35,19 +32,12 @@ const (
 func openPlans(file string, keep int) (*plans, error) {
 	p := &plans{keep: keep, file: file}
 	p.mu.written = time.Now()
-	if file == "" {
-		return p, nil
-	}
-	f, err := os.Open(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return p, nil
-	}
+	b, ok, err := readState(file, maxPlansBytes)
 	if err != nil {
 		return p, fmt.Errorf("read past plans: %w", err)
 	}
-	b, err := io.ReadAll(io.LimitReader(f, maxPlansBytes+1))
-	if err = errors.Join(err, f.Close()); err != nil {
-		return p, fmt.Errorf("read past plans: %w", err)
+	if !ok {
+		return p, nil
 	}
 	records, err := decodePlans(b)
 	if err != nil {
