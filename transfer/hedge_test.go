@@ -118,7 +118,8 @@ func TestStripeSilenced(t *testing.T) {
 					t.Errorf("%.0f bytes of duplicates", hedged)
 				}
 				time.Sleep(time.Minute)
-				if s := p.link.Stats(); s.Stripes != 4 {
+				// Four, or six where the transfer ended while two more were on trial.
+				if s := p.link.Stats(); s.Stripes < 4 || s.Stripes > 6 {
 					t.Errorf("%d stripes a minute later", s.Stripes)
 				}
 				if again := read(); again > whole*3/2 {
