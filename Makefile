@@ -48,7 +48,7 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 
 lint: ## gofumpt, vet, staticcheck, buf lint
 	@out=$$($(TOOL) gofumpt -l .) && test -z "$$out" || { printf 'not formatted, run make fmt:\n%s\n' "$$out" >&2; exit 1; }
-	go vet ./... && go vet -tags e2e,netns,nvml,invariants ./... && $(TOOL) staticcheck -tags e2e,netns,nvml,invariants ./...
+	go vet ./... && go vet -tags e2e,netns,nvml,invariants,chaos ./... && $(TOOL) staticcheck -tags e2e,netns,nvml,invariants,chaos ./...
 	$(TOOL) buf lint
 
 fmt: ## format the Go code

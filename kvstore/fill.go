@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+
+	"github.com/kvferry/kvferry/internal/fault"
 )
 
 // MaxRanks bounds the ranks that fill one block.
@@ -18,6 +20,9 @@ const MaxRanks = 1024
 // ErrMixedFill, ErrInvalidated (the reservation is gone), ErrFidelityUnsupported, ErrArenaFault, ErrClosed.
 func (a *Arena) CommitPart(o Owner, ref SlotRef, rank, world int, f Fidelity) (committed bool, err error) {
 	if err := validatePart(rank, world, f); err != nil {
+		return false, fmt.Errorf("commit part: %w", err)
+	}
+	if err := fault.At(fault.Commit, a.cfg.Name); err != nil {
 		return false, fmt.Errorf("commit part: %w", err)
 	}
 	last, err := a.recordPart(o, ref, rank, world)
@@ -123,7 +128,12 @@ func (a *Arena) seal(ref SlotRef) error {
 func (a *Arena) WritePage(ref SlotRef, page int, p []byte, sum uint32) error {
 	key, err := a.pageKey(ref, page, len(p))
 	if err == nil {
-		if got := PageSum(a.pin, key, page, p); got != sum {
+		if hit := fault.Page(fault.Verify, a.cfg.Name, p); hit != nil {
+			err = fmt.Errorf("%w: %w", ErrArenaFault, hit)
+		}
+	}
+	if err == nil {
+		if got := PageSum(a.pin, key, page, p); got != sum && !fault.Planted(fault.VerificationSkipped) {
 			a.sumFailures.Add(1)
 			err = fmt.Errorf("%w: computed %08x, received %08x", ErrChecksumMismatch, got, sum)
 		} else if err = a.beginPage(ref, page, sum); err == nil {
@@ -223,6 +233,9 @@ func (a *Arena) endPage(ref SlotRef, page int, err error) error {
 // Errors: ErrIncomplete, ErrNotOwner, ErrStaleGeneration, ErrMixedFill, ErrInvalidated (the reservation is gone),
 // ErrArenaFault, ErrClosed.
 func (a *Arena) CommitLanded(o Owner, ref SlotRef) error {
+	if err := fault.At(fault.Commit, a.cfg.Name); err != nil {
+		return fmt.Errorf("commit landed block: %w", err)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	err := a.usableLocked()

@@ -3,6 +3,8 @@ package kvstore
 import (
 	"hash/maphash"
 	"sync"
+
+	"github.com/kvferry/kvferry/internal/fault"
 )
 
 const indexShards = 64 // a power of two; enough that look-ups of many streams rarely meet
@@ -27,6 +29,14 @@ type indexKey struct {
 	key    BlockKey
 }
 
+// place is where the index keeps k.
+func (k indexKey) place() indexKey {
+	if fault.Planted(fault.SaltDropped) {
+		k.tenant = ""
+	}
+	return k
+}
+
 type indexEntry struct {
 	ref   SlotRef
 	state BlockState
@@ -45,6 +55,7 @@ func (x *index) shard(k indexKey) *indexShard {
 }
 
 func (x *index) get(k indexKey) (indexEntry, bool) {
+	k = k.place()
 	s := x.shard(k)
 	s.mu.RLock()
 	e, ok := s.mu.entries[k]
@@ -53,6 +64,7 @@ func (x *index) get(k indexKey) (indexEntry, bool) {
 }
 
 func (x *index) put(k indexKey, e indexEntry) {
+	k = k.place()
 	s := x.shard(k)
 	s.mu.Lock()
 	s.mu.entries[k] = e
@@ -61,6 +73,7 @@ func (x *index) put(k indexKey, e indexEntry) {
 
 // remove deletes the entry of k when it is ref's, and reports whether it was.
 func (x *index) remove(k indexKey, ref SlotRef) bool {
+	k = k.place()
 	s := x.shard(k)
 	s.mu.Lock()
 	defer s.mu.Unlock()

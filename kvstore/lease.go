@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/kvferry/kvferry/internal/fault"
 )
 
 // LeaseID names a lease. Never 0; not guessable; not reused after a restart.
@@ -60,6 +62,8 @@ type Released struct {
 
 func expiryOf(now time.Time, ttl time.Duration) time.Time {
 	switch {
+	case ttl < 0 && fault.Planted(fault.LeaseLost):
+		return now.Add(time.Second)
 	case ttl < 0:
 		return time.Time{}
 	case ttl == 0:
@@ -132,8 +136,10 @@ func (a *Arena) acquire(o Owner, t Tenant, keys []BlockKey, ttl time.Duration, p
 	}
 	stamp := a.tickLocked()
 	for _, ref := range refs {
-		a.unlistLocked(ref.Slot)
 		s := &a.mu.slots[ref.Slot]
+		if !fault.Planted(fault.SlotReusedEarly) {
+			a.unlistLocked(ref.Slot)
+		}
 		s.stamp, s.protected = stamp, true
 		if s.holders++; s.holders == 1 {
 			a.mu.leased++

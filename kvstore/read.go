@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+
+	"github.com/kvferry/kvferry/internal/fault"
 )
 
 // ReadPages copies n pages from page first on of a leased block to dst, and their checksums to sums unless that is
@@ -16,6 +18,9 @@ func (a *Arena) ReadPages(l LeaseID, ref SlotRef, first, n int, dst []byte, sums
 	err := a.beginRead(l, ref, first, n, dst, sums)
 	if err == nil {
 		err = a.guardedCopy(dst, a.memory(ref.Slot, first, n))
+		if hit := fault.Page(fault.Read, a.cfg.Name, dst); hit != nil {
+			err = fmt.Errorf("%w: %w", ErrArenaFault, hit)
+		}
 		a.mu.Lock()
 		a.endLocked(ref.Slot)
 		a.mu.Unlock()

@@ -3,6 +3,8 @@ package kvstore
 import (
 	"errors"
 	"fmt"
+
+	"github.com/kvferry/kvferry/internal/fault"
 )
 
 // Reserve finds or makes a slot for each key, in order. The keys are consecutive blocks of one sequence, which is what
@@ -20,6 +22,9 @@ func (a *Arena) Reserve(o Owner, t Tenant, keys []BlockKey) ([]Reservation, erro
 func (a *Arena) ReserveAfter(o Owner, t Tenant, parent BlockKey, keys []BlockKey) ([]Reservation, error) {
 	if err := errors.Join(o.Validate(), t.Validate(), validateKeys(keys, true)); err != nil {
 		return nil, fmt.Errorf("reserve blocks: %w", err)
+	}
+	if err := fault.At(fault.Reserve, a.cfg.Name); err != nil {
+		return nil, fmt.Errorf("reserve blocks: %w: %w", &ArenaFullError{Needed: len(keys), Total: a.Slots(), Tenant: t}, err)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

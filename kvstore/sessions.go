@@ -12,6 +12,8 @@ import (
 
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/kvferry/kvferry/internal/fault"
 )
 
 // Sessions is a node's record of sessions: those it owns, and where the others went. With a file every change is
@@ -129,7 +131,10 @@ func (s *Sessions) mustFind(k sessionKey) (record, error) {
 // store makes a record durable, then visible. Called with write held. r's slices must not change afterwards.
 func (s *Sessions) store(r record) error {
 	k := sessionKey{r.session.Tenant, r.session.ID}
-	if s.db != nil {
+	if s.db != nil && !fault.Planted(s.keptBy(r)) {
+		if err := fault.At(fault.Persist, string(s.self)); err != nil {
+			return fmt.Errorf("persist session: %w", err)
+		}
 		v, err := r.encode()
 		if err != nil {
 			return fmt.Errorf("encode session record: %w", err)
@@ -143,6 +148,14 @@ func (s *Sessions) store(r record) error {
 	s.mu.records[k] = r
 	s.mu.Unlock()
 	return nil
+}
+
+// keptBy is the bug that has a record like r not kept.
+func (s *Sessions) keptBy(r record) fault.Bug {
+	if r.session.Owner == s.self {
+		return fault.AdoptNotPersisted
+	}
+	return fault.ForwardNotPersisted
 }
 
 // Get returns the record of a session. When the session went to another node, Owner says where. The result is the
@@ -230,6 +243,9 @@ func (s *Sessions) HandOver(h HandOver) (HandOverResult, error) {
 	if err == nil && h.To == s.self {
 		err = &FieldError{Field: "to", Value: string(h.To), Allowed: "another node", Fix: "the session is here already"}
 	}
+	if err == nil {
+		err = fault.At(fault.HandOver, string(s.self))
+	}
 	if err != nil {
 		return HandOverResult{}, fmt.Errorf("hand over session: %w", err)
 	}
@@ -252,7 +268,7 @@ func (s *Sessions) HandOver(h HandOver) (HandOverResult, error) {
 // handOver is the compare-and-set: the result, and the next record if there is one.
 func (r record) handOver(h HandOver, self NodeID) (HandOverResult, *record, error) {
 	for _, m := range r.moves {
-		if m.Migration != h.Migration {
+		if m.Migration != h.Migration || fault.Planted(fault.CommitDoubled) {
 			continue
 		}
 		if m.To != h.To {
@@ -298,6 +314,9 @@ func (s *Sessions) Adopt(in Session) error {
 			Field: "epoch, version", Value: fmt.Sprintf("%d, %d", in.Epoch, in.Version), Allowed: "1 or more each",
 			Fix: "adopt with the epoch of the hand-over's result and the version of the offer",
 		})
+	}
+	if err == nil {
+		err = fault.At(fault.Adopt, string(s.self))
 	}
 	if err != nil {
 		return fmt.Errorf("adopt session: %w", err)

@@ -3,6 +3,8 @@ package kvstore
 import (
 	"fmt"
 	"strings"
+
+	"github.com/kvferry/kvferry/internal/fault"
 )
 
 // slotState is the life of a slot: free → reserved → committed → free, with draining in place of free while readers
@@ -64,8 +66,11 @@ const (
 func (s *slot) listed() bool { return s.heapAt[heapGlobal] >= 0 }
 
 func (s *slot) evictable() bool {
-	return s.state == slotCommitted && s.inflight == 0 && s.holders == 0
+	return s.state == slotCommitted && s.inflight == 0 && !s.held()
 }
+
+// held reports whether a lease keeps the slot.
+func (s *slot) held() bool { return s.holders > 0 && !fault.Planted(fault.SlotReusedEarly) }
 
 // tenantState is what one tenant uses. It exists while the tenant has a slot.
 type tenantState struct {
@@ -87,7 +92,7 @@ func (a *Arena) resolveLocked(ref SlotRef) (*slot, error) {
 		return nil, &FieldError{Field: "slot", Value: ref.String(), Allowed: "a slot of this arena", Fix: "use a reference returned by Reserve or Acquire of the same arena"}
 	}
 	s := &a.mu.slots[ref.Slot]
-	if s.generation != ref.Generation || s.state == slotFree {
+	if s.generation != ref.Generation && !fault.Planted(fault.LateWriterAllowed) || s.state == slotFree {
 		return nil, staleError(ref, s.generation)
 	}
 	return s, nil
@@ -202,7 +207,7 @@ func (a *Arena) settleLocked(i uint32) {
 	switch {
 	case s.evictable():
 		a.listLocked(i)
-	case s.state == slotDraining && s.inflight == 0 && s.holders == 0 && len(s.writers) == 0:
+	case s.state == slotDraining && s.inflight == 0 && !s.held() && len(s.writers) == 0:
 		a.freeLocked(i)
 	}
 }

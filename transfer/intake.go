@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvferry/kvferry/internal/fault"
 	"github.com/kvferry/kvferry/transfer/codec"
 	"github.com/kvferry/kvferry/transfer/wire"
 )
@@ -329,6 +330,9 @@ func (in *intake) missing() []int {
 		if s == pageMissing {
 			out = append(out, n)
 		}
+	}
+	if fault.Planted(fault.ResumeOffByOne) && len(out) > 0 {
+		out = out[:len(out)-1]
 	}
 	return out
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/quic-go/quic-go"
 
+	"github.com/kvferry/kvferry/internal/fault"
 	"github.com/kvferry/kvferry/transfer/wire"
 )
 
@@ -102,6 +103,9 @@ func (l *Link) receivePages(s *stripe, stream *quic.ReceiveStream, in *intake, h
 		if errors.Is(err, ErrProtocol) {
 			return err
 		}
+		if err == nil {
+			err = l.strike(stream, &p)
+		}
 		if err != nil {
 			in.ask(wire.ReasonBadPage, s.number, bad)
 			return l.broken(s, in, pair, first+i, pages-i, err)
@@ -128,6 +132,19 @@ func (l *Link) receivePages(s *stripe, stream *quic.ReceiveStream, in *intake, h
 	// The end of the stream has to be read for its credit to return.
 	if n, err := stream.Read(page[:1]); n != 0 || err == nil {
 		return fmt.Errorf("bytes after a chunk of transfer %d: %w", h.Transfer, ErrProtocol)
+	}
+	return nil
+}
+
+// strike has injected faults act on a page that has come.
+func (l *Link) strike(stream *quic.ReceiveStream, p *arrived) error {
+	name := string(l.agent.cfg.Name)
+	if hit := fault.Page(fault.Receive, name, p.b); hit != nil {
+		stream.CancelRead(quic.StreamErrorCode(CodeInternal))
+		return fmt.Errorf("%w: %w", io.ErrUnexpectedEOF, hit)
+	}
+	if hit := fault.At(fault.Decode, name); hit != nil {
+		p.err = fmt.Errorf("%w: %w", ErrChecksumMismatch, hit)
 	}
 	return nil
 }

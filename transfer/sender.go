@@ -6,6 +6,7 @@ import (
 
 	"github.com/quic-go/quic-go"
 
+	"github.com/kvferry/kvferry/internal/fault"
 	"github.com/kvferry/kvferry/transfer/codec"
 	"github.com/kvferry/kvferry/transfer/wire"
 )
@@ -107,6 +108,10 @@ func (l *Link) sendChunk(w *writer, c chunk) (lost bool, err error) {
 	case travels != int64(raw):
 		l.sched.charge(c, travels-int64(raw))
 	}
+	if hit := fault.At(fault.Send, string(l.agent.cfg.Name)); hit != nil {
+		breakOff(stream, buf.b, head, hit)
+		return false, nil
+	}
 	if err := w.write(stream, c, buf.b, r); err != nil {
 		// A reset by either end is an answer: the receiver asks for what it
 		// misses. Everything else is the connection's end.
@@ -128,6 +133,16 @@ func (l *Link) sendChunk(w *writer, c chunk) (lost bool, err error) {
 		hook(l.Peer(), f.served(int64(raw)))
 	}
 	return false, nil
+}
+
+// breakOff ends a chunk's stream before its end, as an injected fault asks for: with a reset, or as if that were all.
+func breakOff(stream *quic.SendStream, b []byte, head int, hit error) {
+	if !fault.Is(hit, fault.Short) {
+		stream.CancelWrite(quic.StreamErrorCode(CodeInternal))
+		return
+	}
+	_, _ = stream.Write(b[:(head+len(b))/2])
+	_ = stream.Close()
 }
 
 // served is the report of bytes that went out.

@@ -51,7 +51,7 @@ func list(t *testing.T, tags string) graph {
 
 func TestImports(t *testing.T) {
 	t.Parallel()
-	for _, tags := range []string{"", "invariants,e2e"} {
+	for _, tags := range []string{"", "invariants,e2e,chaos"} {
 		g := list(t, tags)
 		for _, b := range g.check(rules) {
 			t.Errorf("tags %q: %s", tags, b)

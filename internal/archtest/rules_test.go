@@ -44,15 +44,15 @@ var rules = []rule{
 		reason: "helpers for tests of the planner",
 	},
 	{
-		pkg: "kvstore", deny: []string{quicModule, grpcModule},
+		pkg: "kvstore", own: []string{"internal/fault"}, deny: []string{quicModule, grpcModule},
 		reason: "the store is memory and files: it can be used and tested without a network, an API or a policy",
 	},
 	{
-		pkg: "kvstore/kvstoretest", own: []string{"kvstore"}, deny: []string{quicModule, grpcModule},
+		pkg: "kvstore/kvstoretest", own: []string{"kvstore", "internal/fault"}, deny: []string{quicModule, grpcModule},
 		reason: "the conformance suite needs the store and nothing else",
 	},
 	{
-		pkg: "transfer", own: []string{"transfer/..."}, deny: []string{grpcModule},
+		pkg: "transfer", own: []string{"transfer/...", "internal/fault"}, deny: []string{grpcModule},
 		reason: "an agent moves registered memory: it declares its own small source and sink, and control messages are opaque payloads to it",
 	},
 	{
@@ -72,7 +72,7 @@ var rules = []rule{
 		reason: "repair sits between a socket and QUIC and needs neither: it sees packets and addresses",
 	},
 	{
-		pkg: "transfer/transfertest", own: []string{"transfer/..."}, deny: []string{grpcModule},
+		pkg: "transfer/transfertest", own: []string{"transfer/...", "internal/fault"}, deny: []string{grpcModule},
 		reason: "helpers for tests of links need links and nothing else",
 	},
 	{
@@ -96,19 +96,23 @@ var rules = []rule{
 		reason: "it reads an engine's exposition over HTTP and gives numbers; what they mean is the planner's",
 	},
 	{
-		pkg: "internal/doctor", own: append([]string{"proto/...", "internal/certs", "internal/engineload", "internal/daemon/..."}, domain...),
+		pkg: "internal/doctor", own: append([]string{"proto/...", "internal/certs", "internal/engineload", "internal/fault", "internal/daemon/..."}, domain...),
 		reason: "it checks what the daemon needs by the daemon's own means",
+	},
+	{
+		pkg: "internal/fault", onlyOthers: none,
+		reason: "the domain packages name their boundaries by it, and a build without the tag chaos has nothing of it",
 	},
 	{
 		pkg: "internal/archtest", onlyOthers: none,
 		reason: "it holds tests only",
 	},
 	{
-		pkg: "internal/daemon/...", own: append([]string{"proto/...", "internal/certs", "internal/engineload"}, domain...),
+		pkg: "internal/daemon/...", own: append([]string{"proto/...", "internal/certs", "internal/engineload", "internal/fault"}, domain...),
 		reason: "the daemon joins the domain packages; commands and benchmarks are built on it, not under it",
 	},
 	{
-		pkg: "bench/...", own: append([]string{"proto/...", "internal/certs", "internal/engineload", "internal/daemon/..."}, domain...),
+		pkg: "bench/...", own: append([]string{"proto/...", "internal/certs", "internal/engineload", "internal/fault", "internal/daemon/..."}, domain...),
 		reason: "benchmarks use what users use, and commands are built on them, not under them",
 	},
 	{

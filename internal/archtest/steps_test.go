@@ -40,7 +40,7 @@ func TestSteps(t *testing.T) {
 		{"test", []string{`(?m)^go test -shuffle=on .*\./\.\.\.$`, `(?m)^go test .*-tags e2e .*-count=1`}, []string{`-short`, `-run`}},
 		{"race", []string{`go test .*-race .*\./\.\.\.`, `-tags invariants`, `-shuffle=on`}, []string{`-run`}},
 		{"fuzz", []string{`\.ci/fuzz`, `FUZZTIME=10s`}, nil},
-		{"lint", []string{`gofumpt -l \.`, `go vet \./\.\.\.`, `go vet -tags e2e,netns,nvml,invariants \./\.\.\.`, `staticcheck .*\./\.\.\.`, `buf lint`}, []string{`\|\| true`}},
+		{"lint", []string{`gofumpt -l \.`, `go vet \./\.\.\.`, `go vet -tags e2e,netns,nvml,invariants,chaos \./\.\.\.`, `staticcheck .*\./\.\.\.`, `buf lint`}, []string{`\|\| true`}},
 		{"proto", []string{`buf generate`}, nil},
 		{"proto-check", []string{`\.ci/proto-check`}, nil},
 		{"tidy-check", []string{`\.ci/tidy-check`}, nil},

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvferry/kvferry/internal/certs"
+	"github.com/kvferry/kvferry/internal/fault"
 	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 	"github.com/kvferry/kvferry/transfer"
@@ -93,6 +94,9 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 		return nil, err
 	}
 	if err := cfg.checkHost(); err != nil {
+		return nil, err
+	}
+	if err := fault.FromEnv(); err != nil {
 		return nil, err
 	}
 	if parts.TLS == nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kvferry/kvferry/internal/fault"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 	"github.com/kvferry/kvferry/transfer"
 )
@@ -88,6 +89,7 @@ func (m *migration) adopt(epoch uint64, stale int64) (event, error) {
 		dr.ownership = pb.Ownership_OWNERSHIP_UNKNOWN
 		return 0, err
 	}
+	_ = fault.At(fault.Adopted, string(m.d.self))
 	dr.session, dr.epoch, dr.stale, dr.ownership = s, epoch, stale, pb.Ownership_OWNERSHIP_MOVED
 	m.d.flip(s.Tenant, s.ID, m.d.self, epoch)
 	if brings(dr.mode) && dr.lost == 0 {

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kvferry/kvferry/internal/fault"
 	"github.com/kvferry/kvferry/kvstore"
 	"github.com/kvferry/kvferry/planner"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
@@ -87,7 +88,9 @@ func (t *migrations) start(d *Daemon, q demand) (*migration, error) {
 func (t *migrations) ended(m *migration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.mu.active--
+	if !fault.Planted(fault.CounterLeaked) || m.state() != stateFailed {
+		t.mu.active--
+	}
 	key := sessionKey{m.demand.tenant, m.demand.session}
 	if t.mu.bySession[key] == m {
 		delete(t.mu.bySession, key)

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvferry/kvferry/internal/fault"
 	"github.com/kvferry/kvferry/kvstore"
 	"github.com/kvferry/kvferry/transfer"
 )
@@ -194,7 +195,9 @@ func (o *offers) end(id []byte, peer transfer.PeerID) error {
 		}
 		return err
 	}
-	of.release()
+	if !fault.Planted(fault.OfferNotEnded) {
+		of.release()
+	}
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kvferry/kvferry/internal/fault"
 	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 	"github.com/kvferry/kvferry/transfer"
@@ -58,6 +59,9 @@ func (d *Daemon) answerPeer(ctx context.Context, from transfer.Peer, payload []b
 	default:
 		err = failf(ReasonVersionMismatch, "run the same release on both nodes", "the call is of a kind that this release does not know")
 	}
+	if hit := fault.At(fault.Reply, string(d.self)); hit != nil {
+		return nil, loseAnswer(ctx)
+	}
 	if err != nil {
 		return nil, peerFailure(err)
 	}
@@ -66,6 +70,12 @@ func (d *Daemon) answerPeer(ctx context.Context, from transfer.Peer, payload []b
 		err = peerFailure(tooLarge(len(out)))
 	}
 	return out, err
+}
+
+// loseAnswer returns when nobody waits for a call's answer any more.
+func loseAnswer(ctx context.Context) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
 }
 
 // peerFailure packs err for the caller.
@@ -324,6 +334,9 @@ func (d *Daemon) answerHandOver(ctx context.Context, from transfer.Peer, call *p
 	})
 	if err != nil {
 		return nil, err
+	}
+	if hit := fault.At(fault.HandedOver, string(d.self)); hit != nil {
+		return nil, loseAnswer(ctx)
 	}
 	if res.Outcome != kvstore.Moved {
 		res.Session.Keys = nil // the caller asks for another offer

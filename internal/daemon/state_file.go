@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/kvferry/kvferry/internal/fault"
 )
 
 // readState reads a file of what the daemon remembers, up to one byte more than limit, so that a decoder sees that there is more. ok is false
@@ -30,6 +32,9 @@ func readState(name string, limit int64) (b []byte, ok bool, err error) {
 
 // writeWhole replaces a file by another that is whole, whenever the machine stops.
 func writeWhole(name string, b []byte) error {
+	if err := fault.At(fault.Persist, name); err != nil {
+		return err
+	}
 	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*")
 	if err != nil {
 		return err
