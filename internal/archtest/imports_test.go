@@ -129,7 +129,8 @@ func TestCheckBites(t *testing.T) {
 		{"clean", func(g graph) {
 			pkg(g, "planner", "math")
 			pkg(g, "transfer/wire", "math")
-			pkg(g, "transfer", module+"/transfer/wire", quicModule)
+			pkg(g, "internal/fault")
+			pkg(g, "transfer", module+"/transfer/wire", module+"/internal/fault", quicModule)
 			pkg(g, "proto/kvferry/v1", grpcModule)
 			pkg(g, "internal/daemon", module+"/transfer", module+"/planner", module+"/proto/kvferry/v1")
 			pkg(g, "cmd/kvferryd", module+"/internal/daemon")
@@ -142,7 +143,11 @@ func TestCheckBites(t *testing.T) {
 		{"another domain package", func(g graph) {
 			pkg(g, "planner")
 			pkg(g, "kvstore", module+"/planner")
-		}, []string{"kvstore imports planner (kvstore -> planner): may import no package of ours"}},
+		}, []string{"kvstore imports planner (kvstore -> planner): of ours it may import only internal/fault"}},
+		{"a package of ours where none is allowed", func(g graph) {
+			pkg(g, "internal/fault")
+			pkg(g, "planner", module+"/internal/fault")
+		}, []string{"planner imports internal/fault (planner -> internal/fault): may import no package of ours"}},
 		{"by way of a third", func(g graph) {
 			g["example.com/x"] = node{ImportPath: "example.com/x", Imports: []string{grpcModule + "/codes"}}
 			pkg(g, "transfer", "example.com/x")
