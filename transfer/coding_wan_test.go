@@ -35,13 +35,13 @@ func TestCoded(t *testing.T) {
 		codec    string
 		element  codec.Element
 		content  func(seed uint64, n int) []byte
-		low, top float64 // of page bytes over those on the wire
+		low, top float64 // of page bytes over those on the wire, where a late last chunk may have gone twice
 	}{
-		{"auto", "", codec.BF16, bf16, 1.46, 1.52},
-		{"split4", "split4", codec.BF16, bf16, 1.30, 1.34},
-		{"off", transfer.CodecOff, codec.BF16, bf16, 0.97, 1},
-		{"not known to be floats", "", codec.Unknown, bf16, 0.97, 1},
-		{"noise", "", codec.BF16, func(seed uint64, n int) []byte { return random(seed, n) }, 0.97, 1},
+		{"auto", "", codec.BF16, bf16, 1.42, 1.52},
+		{"split4", "split4", codec.BF16, bf16, 1.27, 1.34},
+		{"off", transfer.CodecOff, codec.BF16, bf16, 0.95, 1},
+		{"not known to be floats", "", codec.Unknown, bf16, 0.95, 1},
+		{"noise", "", codec.BF16, func(seed uint64, n int) []byte { return random(seed, n) }, 0.95, 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
