@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/quic-go/quic-go"
@@ -27,14 +26,13 @@ func (a *Agent) accept() {
 // refusal is said in words first, and the connection closed with its code when
 // the peer has gone, or after a while.
 func (a *Agent) welcome(conn *quic.Conn) {
-	ctx, cancel := context.WithTimeoutCause(a.ctx, a.cfg.HandshakeTimeout, ErrUnreachable)
+	ctx, cancel := context.WithTimeoutCause(a.ctx, a.door.patience(), ErrUnreachable)
 	defer cancel()
-	err := a.greet(ctx, conn)
+	why, err := a.receive(ctx, conn)
 	if err == nil {
 		return
 	}
-	a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "connection refused",
-		slog.String("remote", conn.RemoteAddr().String()), slog.Any("error", err))
+	a.door.refused(ctx, why, conn.RemoteAddr(), err)
 	select {
 	case <-conn.Context().Done():
 	case <-ctx.Done():
@@ -42,10 +40,30 @@ func (a *Agent) welcome(conn *quic.Conn) {
 	_ = conn.CloseWithError(quic.ApplicationErrorCode(codeOf(err)), clip(err.Error(), 256))
 }
 
-func (a *Agent) greet(ctx context.Context, conn *quic.Conn) (err error) {
+// receive finds out who dialled, bounds what that peer has on its way, and greets
+// it. An error comes with the reason that counts it.
+func (a *Agent) receive(ctx context.Context, conn *quic.Conn) (refusal, error) {
+	certs := conn.ConnectionState().TLS.PeerCertificates
+	if len(certs) == 0 { // RequireAndVerifyClientCert
+		return refusedHello, fmt.Errorf("no certificate: %w", ErrPeerIdentity)
+	}
+	id, err := a.cfg.Identify(certs[0])
+	if err != nil {
+		id = "" // the hello is answered with why
+	}
+	g := guestOf(conn)
+	if err := g.greet(id); err != nil {
+		_ = conn.CloseWithError(quic.ApplicationErrorCode(codeOf(err)), clip(err.Error(), 256)) // it is not worth a stream
+		return refusedPeer, err
+	}
+	return a.greet(ctx, conn, g)
+}
+
+func (a *Agent) greet(ctx context.Context, conn *quic.Conn, g *guest) (why refusal, err error) {
+	why = refusedHello
 	stream, err := conn.AcceptStream(ctx)
 	if err != nil {
-		return fmt.Errorf("accept control stream: %w", err)
+		return why, fmt.Errorf("accept control stream: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = stream.SetDeadline(time.Now()) })
 	defer stop()
@@ -59,8 +77,15 @@ func (a *Agent) greet(ctx context.Context, conn *quic.Conn) (err error) {
 	if err == nil {
 		if err = link.admit(); err == nil {
 			defer link.left()
-			link.coder.meet(hello.Codecs)
-			err = link.startRepair(s, hello.Repair)
+			var full refusal
+			if full, err = g.settle(); err == nil {
+				link.coder.meet(hello.Codecs)
+				err = link.startRepair(s, hello.Repair)
+			} else {
+				why = full
+			}
+		} else {
+			why = refusedPeer
 		}
 	}
 	ack := wire.HelloAnswer{Code: uint16(codeOf(err)), Name: string(a.cfg.Name), Incarnation: a.cfg.Incarnation}
@@ -71,15 +96,15 @@ func (a *Agent) greet(ctx context.Context, conn *quic.Conn) (err error) {
 	}
 	body, encErr := wire.AppendHelloAnswer(nil, ack)
 	if encErr != nil {
-		return errors.Join(err, encErr)
+		return why, errors.Join(err, encErr)
 	}
 	if werr := writeHello(stream, a.cfg.version, body); werr != nil || err != nil {
-		return errors.Join(err, werr)
+		return why, errors.Join(err, werr)
 	}
 	if !stop() { // the deadline may have been set: the stream cannot be used
-		return context.Cause(ctx)
+		return why, context.Cause(ctx)
 	}
-	return link.join(s, peer)
+	return why, link.join(s, peer)
 }
 
 // identifyLink finds out who dialled and for which link.

@@ -31,6 +31,7 @@ type Agent struct {
 	server   *quic.Transport // nil: does not listen
 	repair   *repair.Conn    // over Config.Conn; nil: does not listen, or repair is off
 	listener *quic.Listener
+	door     *door
 	metrics  *metrics
 
 	outBuffers sync.Pool // *chunkBuffer, a chunk each
@@ -79,6 +80,7 @@ func Open(cfg Config) (*Agent, error) {
 	if a.metrics, err = newMetrics(cfg.Registerer); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
+	a.door = newDoor(cfg, a.metrics)
 	a.ctx, a.cancel = context.WithCancelCause(context.Background())
 	if cfg.Conn == nil {
 		return a, nil
@@ -94,8 +96,10 @@ func Open(cfg Config) (*Agent, error) {
 		a.repair = repair.Wrap(socket, cfg.Repair)
 		socket = a.repair.PacketConn()
 	}
-	a.server = &quic.Transport{Conn: socket}
-	if a.listener, err = a.server.Listen(cfg.serverTLS(), a.quic); err != nil {
+	a.server = &quic.Transport{Conn: socket, VerifySourceAddress: a.door.retry, ConnContext: a.door.enter}
+	accepted := a.quic.Clone()
+	accepted.GetConfigForClient = a.door.config(a.quic)
+	if a.listener, err = a.server.Listen(cfg.serverTLS(), accepted); err != nil {
 		a.metrics.unregister()
 		a.cancel(ErrClosed)
 		return nil, errors.Join(fmt.Errorf("listen: %w", err), a.server.Close())

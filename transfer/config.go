@@ -90,12 +90,16 @@ type Config struct {
 	// Default 30 s.
 	IdleTimeout time.Duration
 
+	// MaxConnections bounds the connections that peers have dialled here, all together, 1 to 65,536; one peer has at
+	// most 256. Default 4096.
+	MaxConnections int
 	// StreamWindow is the receive window of a stream, in bytes, at least the
 	// peer's chunk with its header. Default 4 MiB and 64 KiB.
 	StreamWindow int64
 	// ConnWindow and MaxConnWindow are the receive window of a connection, in
 	// bytes, at first and at most. Defaults 32 and 64 MiB; at 70 ms one
-	// connection can fill 3.8 Gbit/s with the first.
+	// connection can fill 3.8 Gbit/s with the first. One that a peer dialled, over which
+	// its requests come, begins with 1 MiB at most; all of those together grow by 1 GiB.
 	ConnWindow, MaxConnWindow int64
 
 	// Codec says how pages that leave here are coded, where the peer can decode it:
@@ -185,6 +189,7 @@ func (c Config) Validate() error {
 	if c.MaxRate < 0 || c.MaxRate > 1<<50 {
 		bad("MaxRate", c.MaxRate, "1 to 2^50 bytes a second, or 0 for no bound", "choose a value in that range")
 	}
+	inRange("MaxConnections", int64(c.MaxConnections), 1, 1<<16)
 	inRange("Cores", int64(c.Cores), 1, maxCores)
 	inRange("StreamWindow", c.StreamWindow, 64<<10, 1<<30)
 	inRange("ConnWindow", c.ConnWindow, 64<<10, 1<<34)
@@ -232,6 +237,7 @@ func (c Config) withDefaults() Config {
 	c.ChunkBytes = orDefault(c.ChunkBytes, 1<<20)
 	c.StreamsPerStripe = orDefault(c.StreamsPerStripe, 2)
 	c.Concurrency = orDefault(c.Concurrency, 1)
+	c.MaxConnections = orDefault(c.MaxConnections, 4096)
 	def(&c.AgeAfter, 10*time.Second)
 	c.StreamWindow = orDefault(c.StreamWindow, wire.MaxChunkBytes+64<<10)
 	c.ConnWindow = orDefault(c.ConnWindow, 32<<20)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/kvferry/kvferry/transfer/wire"
 )
@@ -84,8 +85,8 @@ func (l *Link) readControl(s *stripe) {
 			l.protocolError(err)
 			return
 		}
-		payload := make([]byte, h.Length)
-		if _, err := io.ReadFull(s.stream, payload); err != nil {
+		payload, err := readPayload(s.stream, int(h.Length))
+		if err != nil {
 			return
 		}
 		if h.Type == wire.TypePing {
@@ -98,6 +99,20 @@ func (l *Link) readControl(s *stripe) {
 			return
 		}
 	}
+}
+
+// readPayload reads n bytes, and takes memory as they come: a length is a word, not bytes.
+func readPayload(r io.Reader, n int) ([]byte, error) {
+	b := make([]byte, 0, min(n, 16<<10))
+	for len(b) < n {
+		b = slices.Grow(b, min(n-len(b), max(len(b), 1)))
+		part := b[len(b):min(cap(b), n)]
+		if _, err := io.ReadFull(r, part); err != nil {
+			return nil, err
+		}
+		b = b[:len(b)+len(part)]
+	}
+	return b, nil
 }
 
 // follow has the accepting side answer where the dialler speaks, which knows
@@ -229,22 +244,24 @@ func (l *Link) handleCall(id uint64, payload []byte) {
 	}
 	ctx, cancel := context.WithCancel(l.ctx)
 	l.mu.Lock()
-	full := len(l.mu.serving) >= maxCalls
+	full := len(l.mu.serving) >= maxCalls || l.mu.carried+len(payload) > maxCallBytes
 	if full || l.mu.ended || l.mu.serving[id] != nil {
 		l.mu.Unlock()
 		cancel()
 		if full {
-			l.push(wire.TypeCallError, 0, id, failure(fmt.Errorf("%d calls of this peer are running: %w", maxCalls, ErrBusy)))
+			l.push(wire.TypeCallError, 0, id, failure(fmt.Errorf("as many calls of this peer are running as may, %d or %d bytes: %w", maxCalls, maxCallBytes, ErrBusy)))
 		}
 		return
 	}
 	l.mu.serving[id] = cancel
+	l.mu.carried += len(payload)
 	peer := l.mu.peer
 	l.wg.Go(func() {
 		defer cancel()
 		out, err := handler(ctx, peer, payload)
 		l.mu.Lock()
 		delete(l.mu.serving, id)
+		l.mu.carried -= len(payload)
 		l.mu.Unlock()
 		if err == nil && len(out) > wire.MaxPayload {
 			err = fmt.Errorf("answer of %d bytes, at most %d", len(out), wire.MaxPayload)

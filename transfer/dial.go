@@ -36,7 +36,7 @@ type dialling struct {
 //
 // Errors: *CertificateError (ErrCertificate), ErrPeerIdentity, *VersionError
 // (ErrVersion), ErrUnreachable, a *RemoteError for another refusal (ErrBusy: the
-// peer has 8 links from this node), ErrClosed, context.Cause(ctx).
+// peer has 8 links from this node, or no room for connections), ErrClosed, context.Cause(ctx).
 func (a *Agent) Connect(ctx context.Context, addr string, want PeerID) (*Link, error) {
 	target, err := resolve(ctx, addr)
 	if err != nil {
@@ -233,8 +233,7 @@ func (l *Link) dialStripe(ctx context.Context, number uint32) (err error) {
 	}()
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.HandshakeTimeout, ErrUnreachable)
 	defer cancel()
-	s.conn, err = s.transport.Dial(ctx, l.addr, cfg.clientTLS(l.want), l.agent.quic)
-	if err != nil {
+	if s.conn, err = l.dialPatiently(ctx, s.transport); err != nil {
 		return l.dialError(ctx, err)
 	}
 	l.meet(s.conn.ConnectionStats().MinRTT)
@@ -243,6 +242,24 @@ func (l *Link) dialStripe(ctx context.Context, number uint32) (err error) {
 		return l.dialError(ctx, err)
 	}
 	return l.join(s, peer)
+}
+
+// dialPatiently dials again where the other side has no room at the moment: too many are on their way there.
+func (l *Link) dialPatiently(ctx context.Context, from *quic.Transport) (*quic.Conn, error) {
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		conn, err := from.Dial(ctx, l.addr, l.agent.cfg.clientTLS(l.want), l.agent.quic)
+		te, ok := errors.AsType[*quic.TransportError](err)
+		if !ok || !te.Remote || te.ErrorCode != quic.ConnectionRefused {
+			return conn, err
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, err
+		case <-timer.C:
+		}
+	}
 }
 
 // meet has more stripes dialled at once where the first handshake shows that the
@@ -304,7 +321,7 @@ func (l *Link) dialError(ctx context.Context, err error) error {
 	if errors.Is(err, ErrPeerIdentity) || errors.Is(err, ErrVersion) {
 		return err
 	}
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(connError(err), ErrCertificate) {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(connError(err), ErrCertificate) && !errors.Is(connError(err), ErrBusy) {
 		if !errors.Is(cause, ErrUnreachable) {
 			return cause
 		}

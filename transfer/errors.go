@@ -323,6 +323,9 @@ func connError(err error) error {
 	if te, ok := errors.AsType[*quic.TransportError](err); ok && te.ErrorCode.IsCryptoError() {
 		return certificateError(te)
 	}
+	if te, ok := errors.AsType[*quic.TransportError](err); ok && te.Remote && te.ErrorCode == quic.ConnectionRefused {
+		return fmt.Errorf("the peer takes no connection at the moment: %w: %w", ErrBusy, err)
+	}
 	var timeout interface{ Timeout() bool }
 	if errors.As(err, &timeout) && timeout.Timeout() {
 		return fmt.Errorf("%w: %w", ErrUnreachable, err)

@@ -13,6 +13,9 @@ import (
 const (
 	// maxServed bounds the transfers of one peer that run at a time on a link.
 	maxServed = 1024
+	// maxServedDescs and maxServedPages bound what those, and those that are being
+	// announced, come to: about 64 B a descriptor and at most 4 B a page are kept here.
+	maxServedDescs, maxServedPages = 1 << 20, 1 << 25
 	// maxFinals bounds the ends of transfers that a peer leaves unacknowledged.
 	maxFinals = 1 << 16
 )
@@ -83,21 +86,34 @@ func (l *Link) handleBegin(id uint64, payload []byte) error {
 		l.mu.Unlock()
 		return fmt.Errorf("transfer %d continues at descriptor %d: %w", id, m.First, ErrProtocol)
 	}
-	b.descs = appendFromWire(b.descs, m.Descs)
-	served := len(l.mu.begins) + len(l.mu.intakes) + len(l.mu.outflows)
-	if m.More {
+	served, all := len(l.mu.begins)+len(l.mu.intakes)+len(l.mu.outflows), l.mu.served.descs+len(m.Descs)
+	if all > maxServedDescs {
+		err = fmt.Errorf("%d descriptors in the transfers of this peer, at most %d: %w", all, maxServedDescs, ErrBusy)
+	} else {
+		b.descs = appendFromWire(b.descs, m.Descs)
+		l.mu.served.descs = all
+	}
+	if m.More && err == nil {
 		l.mu.begins[id] = b
 	} else {
 		delete(l.mu.begins, id)
+		if err != nil {
+			l.mu.served.descs -= len(b.descs)
+		}
 	}
 	l.mu.Unlock()
 	if served >= 2*maxServed {
 		return fmt.Errorf("%d transfers on one link: %w", served, ErrProtocol)
 	}
-	if m.More {
+	if m.More && err == nil {
 		return nil
 	}
-	if err := l.serve(key, b, served); err != nil {
+	if err == nil {
+		if err = l.serve(key, b, served); err != nil {
+			l.releaseServed(len(b.descs), 0)
+		}
+	}
+	if err != nil {
 		l.agent.cfg.Logger.LogAttrs(l.ctx, slog.LevelDebug, "transfer refused",
 			slog.String("peer", string(l.want)), slog.Uint64("transfer", id), slog.Any("error", err))
 		l.sendFinal(key, wire.TypeFailed, failure(err))
@@ -105,7 +121,30 @@ func (l *Link) handleBegin(id uint64, payload []byte) error {
 	return nil
 }
 
-// serve starts this side's half of a peer's transfer.
+// servedWork is what the transfers of a peer come to.
+type servedWork struct{ descs, pages int }
+
+// takePages counts the pages of a peer's transfer; releaseServed takes them, and its
+// descriptors, off again.
+func (l *Link) takePages(n int) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if all := l.mu.served.pages + n; all > maxServedPages {
+		return fmt.Errorf("%d pages in the transfers of this peer, at most %d: %w", all, maxServedPages, ErrBusy)
+	}
+	l.mu.served.pages += n
+	return nil
+}
+
+func (l *Link) releaseServed(descs, pages int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.served.descs -= descs
+	l.mu.served.pages -= pages
+}
+
+// serve starts this side's half of a peer's transfer. On an error its descriptors
+// are still counted.
 func (l *Link) serve(key flowKey, b *beginning, served int) error {
 	if served >= maxServed {
 		return fmt.Errorf("%d transfers of this peer are running: %w", served, ErrBusy)
@@ -129,6 +168,14 @@ func (l *Link) serve(key flowKey, b *beginning, served int) error {
 		}
 	}
 	p := newPairs(b.descs, mems)
+	if b.op == wire.OpWrite {
+		if err := overlap("remote", p); err != nil {
+			return &ChunkError{Transfer: key.id, Pair: -1, Page: -1, Err: err}
+		}
+	}
+	if err := l.takePages(total); err != nil {
+		return &ChunkError{Transfer: key.id, Pair: -1, Page: -1, Err: err}
+	}
 	if b.op == wire.OpRead {
 		f := newOutflow(l, key, p, b)
 		f.init(func(err error, byPeer bool) { l.servedOut(f, err, byPeer) })
@@ -136,9 +183,6 @@ func (l *Link) serve(key flowKey, b *beginning, served int) error {
 			l.sched.start(f)
 		}
 		return nil
-	}
-	if err := overlap("remote", p); err != nil {
-		return &ChunkError{Transfer: key.id, Pair: -1, Page: -1, Err: err}
 	}
 	in := newIntake(l, key, p)
 	in.notify = b.notify
@@ -191,6 +235,7 @@ func (l *Link) servedOut(f *outflow, err error, byPeer bool) {
 		l.sendFinal(f.key, wire.TypeFailed, failure(err))
 	}
 	l.unregister(f.key)
+	l.releaseServed(len(f.descs), f.pages())
 	if hook := l.agent.cfg.OnServed; hook != nil {
 		hook(l.Peer(), Served{Token: f.token, Class: f.class, Tenant: f.share.Tenant, Done: true})
 	}
@@ -208,6 +253,7 @@ func (l *Link) servedIn(in *intake, err error, byPeer bool) {
 		l.sendFinal(in.key, wire.TypeFailed, failure(err))
 	}
 	l.unregister(in.key)
+	l.releaseServed(len(in.descs), in.pages())
 	if err == nil && len(in.notify) > 0 && l.agent.cfg.OnNotify != nil {
 		l.agent.cfg.OnNotify(l.Peer(), in.notify)
 	}

@@ -3,9 +3,12 @@ package transfer
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/quic-go/quic-go"
 
 	"github.com/kvferry/kvferry/internal/fault"
 	"github.com/kvferry/kvferry/transfer/codec"
@@ -43,6 +46,7 @@ type intake struct {
 	wireDone   int64    // what those took on their way, headers not counted
 	codec      codec.ID // of the last page that was coded
 	again      map[int]*asked
+	streams    map[*quic.ReceiveStream]struct{} // chunks that are being read
 	lost       []uint32 // stripes that were lost on the way
 	retried    int
 	duplicates int
@@ -67,7 +71,39 @@ type mark struct {
 type asked struct{ bad, reset int }
 
 func newIntake(l *Link, key flowKey, p pairs) *intake {
-	return &intake{pairs: p, link: l, key: key, state: make([]uint8, p.pages()), again: make(map[int]*asked)}
+	return &intake{pairs: p, link: l, key: key, state: make([]uint8, p.pages()), again: make(map[int]*asked), streams: make(map[*quic.ReceiveStream]struct{})}
+}
+
+// streamGrace is what the peer has to end a chunk whose transfer is over.
+const streamGrace = 5 * time.Second
+
+// track notes a stream that is being read; false: the transfer takes no more.
+// untrack must follow.
+func (in *intake) track(s *quic.ReceiveStream) bool {
+	in.Lock()
+	defer in.Unlock()
+	if in.decided {
+		return false
+	}
+	in.streams[s] = struct{}{}
+	return true
+}
+
+func (in *intake) untrack(s *quic.ReceiveStream) {
+	in.Lock()
+	defer in.Unlock()
+	delete(in.streams, s)
+}
+
+// cutStreams ends what is still being read of a transfer that is over.
+func (in *intake) cutStreams() {
+	in.Lock()
+	open := slices.Collect(maps.Keys(in.streams))
+	in.Unlock()
+	for _, s := range open {
+		s.CancelRead(quic.StreamErrorCode(CodeCancelled))
+		in.link.agent.metrics.cut.Inc()
+	}
 }
 
 // check holds a chunk header against the transfer it names.
@@ -372,6 +408,9 @@ func (in *intake) finishAs(err error, byPeer bool) bool {
 	defer in.Unlock()
 	if in.timer != nil {
 		in.timer.Stop()
+	}
+	if len(in.streams) > 0 {
+		time.AfterFunc(streamGrace, in.cutStreams)
 	}
 	return true
 }

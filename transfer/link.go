@@ -18,8 +18,9 @@ import (
 	"github.com/kvferry/kvferry/transfer/wire"
 )
 
-// maxCalls bounds the calls of one peer that run at a time.
-const maxCalls = 256
+// maxCalls bounds the calls of one peer that run at a time, maxCallBytes what they
+// carry.
+const maxCalls, maxCallBytes = 256, 32 << 20
 
 // A Link joins two agents: k QUIC connections (stripes), over which control
 // messages and chunks of transfers travel in both directions. The side that
@@ -63,9 +64,11 @@ type Link struct {
 		intakes    map[flowKey]*intake
 		outflows   map[flowKey]*outflow
 		begins     map[uint64]*beginning // of the peer, incomplete
+		served     servedWork            // of begins, and of the peer's intakes and outflows
 		finals     map[flowKey][]byte    // last words not yet acknowledged
 		calls      map[uint64]chan answer
 		serving    map[uint64]context.CancelFunc
+		carried    int // bytes of the calls being served
 		metadata   Metadata
 		hasMeta    bool
 		ended      bool

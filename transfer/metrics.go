@@ -15,7 +15,9 @@ type metrics struct {
 	codedPages, codedWire                 prometheus.Counter
 	mismatches, retries, duplicates, late prometheus.Counter
 	hedged                                prometheus.Counter
+	retried, cut                          prometheus.Counter
 	links, stripes, streams               prometheus.Gauge
+	refused                               *prometheus.CounterVec // by refusal
 	transfers                             *prometheus.CounterVec // by op and state
 }
 
@@ -47,7 +49,16 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		Namespace: "kvferry", Subsystem: "transfer",
 		Name: "transfers_total", Help: "Transfers started here that reached a terminal state.",
 	}, []string{"op", "state"})
-	m.all = append(m.all, m.transfers)
+	m.cut = counter("cut_streams_total", "Chunk streams of peers that were ended here: without a header in time, or open after their transfer was over.")
+	m.retried = counter("address_checks_total", "Newcomers that had to show that their address is theirs, because many connections were on their way.")
+	m.refused = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: "kvferry", Subsystem: "transfer",
+		Name: "refused_connections_total", Help: "Connections of peers that were refused: too many on their way, of one address, of one peer or in all, or without a proper hello.",
+	}, []string{"reason"})
+	for _, why := range []refusal{refusedArriving, refusedAddress, refusedPeer, refusedConnections, refusedHello} {
+		m.refused.WithLabelValues(string(why))
+	}
+	m.all = append(m.all, m.transfers, m.refused)
 	if r == nil {
 		return m, nil
 	}

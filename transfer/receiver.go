@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
+	"time"
 
 	"github.com/quic-go/quic-go"
 
@@ -51,9 +53,15 @@ func (l *Link) receiveChunk(s *stripe, stream *quic.ReceiveStream) error {
 	defer l.agent.inBuffers.Put(buf)
 	buf.grow(wire.ChunkFixedBytes, 0)
 	var h wire.ChunkHeader
+	_ = stream.SetReadDeadline(time.Now().Add(l.agent.cfg.IdleTimeout)) // always nil
 	if _, err := io.ReadFull(stream, buf.b); err != nil {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			l.agent.metrics.cut.Inc()
+			stream.CancelRead(quic.StreamErrorCode(CodeTimeout))
+		}
 		return l.unheaded(err)
 	}
+	_ = stream.SetReadDeadline(time.Time{})
 	if err := wire.DecodeChunkHeader(&h, buf.b); err != nil {
 		return err
 	}
@@ -70,6 +78,12 @@ func (l *Link) receiveChunk(s *stripe, stream *quic.ReceiveStream) error {
 		stream.CancelRead(quic.StreamErrorCode(CodeProtocol))
 		return err
 	}
+	if !in.track(stream) {
+		l.agent.metrics.late.Inc()
+		stream.CancelRead(quic.StreamErrorCode(CodeUnknownTransfer))
+		return nil
+	}
+	defer in.untrack(stream)
 	return l.receivePages(s, stream, in, &h, buf)
 }
 
