@@ -122,7 +122,7 @@ func (x *attacker) hello(ctx context.Context, conn *quic.Conn, name string, nonc
 // floodSize is less under the race detector.
 func floodSize(n int) int {
 	if testing.Short() {
-		return n / 8
+		return n / 4
 	}
 	return n
 }

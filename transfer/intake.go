@@ -47,7 +47,7 @@ type intake struct {
 	codec      codec.ID // of the last page that was coded
 	again      map[int]*asked
 	streams    map[*quic.ReceiveStream]struct{} // chunks that are being read
-	lost       []uint32 // stripes that were lost on the way
+	lost       []uint32                         // stripes that were lost on the way
 	retried    int
 	duplicates int
 	received   atomic.Int64 // bytes of chunks, headers and duplicates included

@@ -133,6 +133,9 @@ type LinkConfig struct {
 	Codec string `yaml:"codec"`
 	// MaxRate bounds what is sent to each peer, page bytes a second as they travel, up to 1e15. Default 0: no bound.
 	MaxRate int64 `yaml:"max_rate"`
+	// MaxConnections bounds the connections that peers have dialled here, all together, 1 to 65536; one peer has at most 256, and a
+	// link that it dials takes 1 to 64. Default 4096.
+	MaxConnections int `yaml:"max_connections"`
 }
 
 // repairAuto is the other value of LinkConfig.Repair.
@@ -206,6 +209,7 @@ func (c Config) WithDefaults() Config {
 	c.Link.ConnectTimeout = orDefault(c.Link.ConnectTimeout, 5*time.Second)
 	c.Link.ProgressTimeout = orDefault(c.Link.ProgressTimeout, 10*time.Second)
 	c.Link.RoundTrips = orDefault(c.Link.RoundTrips, 3)
+	c.Link.MaxConnections = orDefault(c.Link.MaxConnections, 4096)
 	c.Link.Repair, c.Link.Codec = orDefault(c.Link.Repair, repairAuto), orDefault(c.Link.Codec, transfer.CodecAuto)
 	c.Migration.Deadline = orDefault(c.Migration.Deadline, 10*time.Minute)
 	c.Migration.MaxActive = orDefault(c.Migration.MaxActive, 64)
@@ -277,6 +281,7 @@ func (c Config) Validate() error {
 	check(filepath.IsAbs(c.Arena.Dir), "arena.dir", fmt.Sprintf("%q", c.Arena.Dir), "an absolute path on a memory filesystem")
 	check(c.Arena.Group >= 0, "arena.group", c.Arena.Group, "0 (the daemon's own group) or a numeric group id")
 	check(c.Link.Stripes >= 0 && c.Link.Stripes <= transfer.MaxStripes, "link.stripes", c.Link.Stripes, "1 to 64, or 0 for as many as the path needs")
+	check(c.Link.MaxConnections >= 1 && c.Link.MaxConnections <= 1<<16, "link.max_connections", c.Link.MaxConnections, "1 to 65536")
 	check(c.Link.RoundTrips > 0 && c.Link.RoundTrips <= 100, "link.round_trips", c.Link.RoundTrips, "above 0 and at most 100")
 	check(transfer.CheckCodec(c.Link.Codec) == nil, "link.codec", fmt.Sprintf("%q", c.Link.Codec), `"auto", "off", "huff", "split4", "huff16", "huff8", "zstd" or "raw"`)
 	check(c.Link.Repair == repairAuto || c.Link.Repair == off, "link.repair", fmt.Sprintf("%q", c.Link.Repair), `"auto" or "off"`)

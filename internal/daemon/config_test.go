@@ -22,7 +22,7 @@ func good() Config {
 		TLS:       TLSConfig{CA: "ca", Cert: "cert", Key: "key"},
 		Peers:     []PeerConfig{{Node: "b", Region: "r2", Address: "b.example:7441", PriorBps: 2.5e9}, {Node: "c", Region: "r3", Address: "1.2.3.4:7441", PriorBps: -1}},
 		Arena:     ArenaConfig{Dir: "/dev/shm", Bytes: 1 << 30, MaxBytes: 1 << 31, Lock: &lock, Group: 7},
-		Link:      LinkConfig{Stripes: 3, ConnectTimeout: time.Second, ProgressTimeout: 90 * time.Second, RoundTrips: 1.5, Repair: "off", Codec: "huff", MaxRate: 1e9},
+		Link:      LinkConfig{Stripes: 3, ConnectTimeout: time.Second, ProgressTimeout: 90 * time.Second, RoundTrips: 1.5, Repair: "off", Codec: "huff", MaxRate: 1e9, MaxConnections: 100},
 		Tenants:   map[string]TenantConfig{"": {Weight: 0.5}, "acme": {Weight: 2, MaxRate: 5e8}},
 		Migration: MigrationConfig{Deadline: time.Hour, MaxActive: 5, LeaseTTL: 1500 * time.Millisecond, CallTimeout: 2 * time.Second, Keep: 9},
 		GPU:       GPUConfig{Enabled: &lock, Interval: 2 * time.Second, PrefillBytes: 1 << 30},

@@ -232,7 +232,7 @@ func (d *Daemon) openAgent(parts Parts) error {
 	agent, err := transfer.Open(transfer.Config{
 		Name: transfer.PeerID(d.cfg.Node.ID), Incarnation: d.incarnation, Conn: conn, DialPacket: parts.DialPacket, TLS: parts.TLS, Identify: identify,
 		Stripes: d.cfg.Link.Stripes, Recall: d.paths.recall, ConnectTimeout: d.cfg.Link.ConnectTimeout, ProgressTimeout: d.cfg.Link.ProgressTimeout,
-		Repair:  lost,
+		Repair: lost, MaxConnections: d.cfg.Link.MaxConnections,
 		Codec:   d.cfg.Link.Codec,
 		Codecs:  parts.Codecs,
 		Handler: d.answerPeer, OnServed: d.served, Share: d.share, MaxRate: d.cfg.Link.MaxRate,
