@@ -198,7 +198,7 @@ func TestConfigDefaults(t *testing.T) {
 		Node: in.Node, Listen: ListenConfig{Unix: "/run/kvferry/kvferry.sock", GRPC: "0.0.0.0:7440", QUIC: "0.0.0.0:7441", Admin: "127.0.0.1:7442"},
 		Peers:     []PeerConfig{{Node: "b", Region: "r", Address: "h:1", PriorBps: 1e9}},
 		Arena:     ArenaConfig{Dir: "/dev/shm", Bytes: 4 << 30, MaxBytes: 256 << 30, Lock: &lock},
-		Link:      LinkConfig{ConnectTimeout: 5 * time.Second, ProgressTimeout: 10 * time.Second, RoundTrips: 3, Repair: "auto", Codec: "auto"},
+		Link:      LinkConfig{ConnectTimeout: 5 * time.Second, ProgressTimeout: 10 * time.Second, RoundTrips: 3, Repair: "auto", Codec: "auto", MaxConnections: 4096},
 		Migration: MigrationConfig{Deadline: 10 * time.Minute, MaxActive: 64, LeaseTTL: 30 * time.Second, CallTimeout: 5 * time.Second, Keep: 1024},
 		GPU:       GPUConfig{Enabled: &lock, Interval: time.Second},
 		Engines:   []EngineConfig{},
