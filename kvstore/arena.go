@@ -21,6 +21,8 @@ type Arena struct {
 	stride    int64 // a slot
 	mapping   *mapping
 	index     index
+	table     *table // nil: the arena is not kept
+	restored  Restored
 
 	broken      atomic.Bool // a copy faulted
 	sumFailures atomic.Int64
@@ -49,6 +51,9 @@ type Arena struct {
 		stamp     uint64
 		evictions int64
 		inflight  int
+		before    []string  // processes of earlier openings that may be at the memory
+		byPage    []SlotRef // taken over at opening, and landed page by page
+		discard   bool      // the files go at Close
 	}
 }
 
@@ -63,6 +68,8 @@ type ArenaStats struct {
 	LeasedBlocks   int   // distinct slots that leases hold
 	Evictions      int64 // since opening
 	SumFailures    int64 // checksum mismatches since opening
+	RestoredBlocks int64 // taken over at opening from the process before
+	RestoreDropped int64 // not taken over because they did not verify
 	Bytes          int64 // of the file
 	TouchedBytes   int64 // faulted in so far
 	PinnedBytes    int64 // locked so far
@@ -70,56 +77,92 @@ type ArenaStats struct {
 	Broken         bool // memory faulted; every use is ErrArenaFault
 }
 
-// OpenArena creates and maps the arena's file. A file of the same name that no live process holds is removed first;
-// one that is held is ErrArenaInUse. Memory is touched and locked in the background. Other errors: *FieldError
-// (joined), *ArenaDirError, *ArenaSpaceError, or the system's. On error nothing is left behind.
+// OpenArena creates and maps the arena's file. With Keep, a file that an earlier process left under the same identity, layout and size is
+// taken over: each block whose pages all have the checksums they were committed with is readable again, under a new generation; see
+// Restored. Any other file of the same name that no live process holds is removed first; one that is held is ErrArenaInUse. Memory is
+// touched and locked in the background. Other errors: *FieldError (joined), *ArenaDirError, *ArenaSpaceError, or the system's. On error
+// nothing is left behind.
 func OpenArena(cfg ArenaConfig) (*Arena, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("open arena: %w", err)
 	}
+	started := time.Now()
 	cfg = cfg.withDefaults()
 	a := &Arena{
 		cfg: cfg, pin: cfg.Layout.Pin(), pages: cfg.Layout.PagesPerBlock(),
 		pageBytes: cfg.Layout.PageBytes(), stride: cfg.Layout.Stride(), stop: make(chan struct{}),
 	}
-	n := int(cfg.Bytes / a.stride)
-	m, err := openMapping(cfg, int64(n)*a.stride)
-	if err != nil {
+	a.idle = sync.NewCond(&a.mu.Mutex)
+	if err := a.open(true); err != nil {
 		return nil, fmt.Errorf("open arena: %w", err)
 	}
-	a.mapping = m
-	a.index.init()
-	a.idle = sync.NewCond(&a.mu.Mutex)
-	a.mu.slots = make([]slot, n)
-	a.mu.free = make([]uint32, n)
-	base := randomGeneration()
-	for i := range n {
-		a.mu.slots[i] = slot{generation: base, heapAt: [heapCount]int32{-1, -1, -1}}
-		a.mu.free[i] = uint32(n - 1 - i) // low slots first: they are touched first
+	if a.mapping.reopened && !a.restore() {
+		a.broken.Store(false)
+		_ = a.mapping.close(false) // what comes next says more
+		if err := a.open(false); err != nil {
+			return nil, fmt.Errorf("open arena: %w", err)
+		}
+		a.mapping.why = "its memory faulted, or its index makes no sense"
 	}
-	a.mu.states[slotFree] = n
-	a.mu.tenants = make(map[Tenant]*tenantState)
-	a.mu.leases, a.mu.expiring = make(map[LeaseID]*lease), make(map[LeaseID]*lease)
-	a.mu.global.which, a.mu.protected.which = heapGlobal, heapProtected
+	if !a.mapping.reopened {
+		a.restored = Restored{Why: a.mapping.why}
+		a.mu.Lock()
+		base := randomGeneration()
+		a.beginGenerationsLocked(base)
+		a.freeListLocked()
+		if a.table != nil {
+			a.newTableLocked(base)
+		}
+		a.mu.Unlock()
+	}
+	a.restored.Took = time.Since(started)
 	a.tasks.Go(a.pinAll) // pinner: ends at the file's end or when stop closes
 	return a, nil
 }
 
-// randomGeneration starts each arena at its own generation, so that a reference from before a restart is stale.
+// open maps the file and forgets whatever the arena knew; with reuse, a file that is there is taken where it fits.
+func (a *Arena) open(reuse bool) error {
+	n := int(a.cfg.Bytes / a.stride)
+	head := tableHead{slots: n, pages: a.pages, bytes: int64(n) * a.stride, stride: a.stride, pin: a.pin, identity: a.cfg.Keep}
+	m, err := openMapping(a.cfg, head, reuse)
+	if err != nil {
+		return err
+	}
+	a.mapping, a.table = m, nil
+	if m.index != nil {
+		head.generation = m.generation
+		a.table = &table{head: head, mem: m.index, record: make([]byte, head.recordSize())}
+	}
+	a.index.init()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.slots, a.mu.free = make([]slot, n), make([]uint32, 0, n)
+	for i := range n {
+		a.mu.slots[i] = slot{heapAt: [heapCount]int32{-1, -1, -1}}
+	}
+	a.mu.states = [slotStates]int{slotFree: n}
+	a.mu.tenants = make(map[Tenant]*tenantState)
+	a.mu.leases, a.mu.expiring = make(map[LeaseID]*lease), make(map[LeaseID]*lease)
+	a.mu.global, a.mu.protected = slotHeap{which: heapGlobal}, slotHeap{which: heapProtected}
+	a.mu.stamp, a.mu.leased, a.mu.before, a.mu.byPage = 0, 0, nil, nil
+	return nil
+}
+
+// randomGeneration starts each fresh arena at its own generation, so that a reference from before a restart is stale. It leaves room to count on.
 func randomGeneration() uint64 {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // documented never to fail
 	return uint64(binary.LittleEndian.Uint32(b[:])) << 24
 }
 
-// Close waits for copies in progress, unmaps and unlinks the file. Idempotent; every caller waits. All other methods
-// return ErrClosed (or zero values) from then on.
+// Close waits for copies in progress and unmaps the file. The file goes, unless the arena is kept (ArenaConfig.Keep) and whole.
+// Idempotent; every caller waits. All other methods return ErrClosed (or zero values) from then on.
 func (a *Arena) Close() error {
 	a.mu.Lock()
 	return a.closeLocked()
 }
 
-// CloseIdle is Close, if nobody but the owners in mine holds a lease or fills a block; else it changes nothing and returns an
+// CloseIdle is Discard, if nobody but the owners in mine holds a lease or fills a block; else it changes nothing and returns an
 // *ArenaBusyError. Leases that have run out are not held. There is no moment between the look and the closing.
 func (a *Arena) CloseIdle(mine ...Owner) error {
 	a.mu.Lock()
@@ -142,6 +185,7 @@ func (a *Arena) CloseIdle(mine ...Owner) error {
 		a.mu.Unlock()
 		return fmt.Errorf("close arena: %w", &busy)
 	}
+	a.mu.discard = true
 	return a.closeLocked()
 }
 
@@ -163,7 +207,10 @@ func (a *Arena) closeLocked() error {
 	a.mu.Unlock()
 	a.tasks.Wait()
 	a.index.clear()
-	if err := a.mapping.close(); err != nil {
+	a.mu.Lock()
+	keep := a.keepsLocked()
+	a.mu.Unlock()
+	if err := a.mapping.close(keep); err != nil {
 		return fmt.Errorf("close arena: %w", err)
 	}
 	return nil
@@ -218,6 +265,7 @@ func (a *Arena) Stats() ArenaStats {
 		Leases: len(a.mu.leases), LeasedBlocks: a.mu.leased, Evictions: a.mu.evictions,
 		SumFailures: a.sumFailures.Load(), Bytes: a.mapping.size, TouchedBytes: a.touched.Load(),
 		PinnedBytes: a.pinned.Load(), Broken: a.broken.Load(),
+		RestoredBlocks: int64(a.restored.Blocks), RestoreDropped: int64(a.restored.Dropped),
 	}
 	if p := a.pinErr.Load(); p != nil {
 		st.PinError = *p

@@ -453,8 +453,8 @@ func TestRemoveStaleArenas(t *testing.T) {
 	if err := os.Symlink("yours-1", filepath.Join(dir, "mine-link")); err != nil {
 		t.Fatal(err)
 	}
-	removed, err := kvstore.RemoveStaleArenas(dir, "mine-")
-	if err != nil || len(removed) != 2 || filepath.Base(removed[0]) != "mine-1" || filepath.Base(removed[1]) != "mine-2" {
+	removed, kept, err := kvstore.RemoveStaleArenas(dir, "mine-", nil)
+	if err != nil || len(kept) != 0 || len(removed) != 2 || filepath.Base(removed[0]) != "mine-1" || filepath.Base(removed[1]) != "mine-2" {
 		t.Errorf("removed %v, %v", removed, err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 3 {
@@ -463,7 +463,7 @@ func TestRemoveStaleArenas(t *testing.T) {
 	if err := a.CheckFile(); err != nil {
 		t.Errorf("the arena that is held: %v", err)
 	}
-	if _, err := kvstore.RemoveStaleArenas(filepath.Join(dir, "none"), "mine-"); !errors.Is(err, os.ErrNotExist) {
+	if _, _, err := kvstore.RemoveStaleArenas(filepath.Join(dir, "none"), "mine-", nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no directory: %v", err)
 	}
 }

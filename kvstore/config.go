@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -56,6 +57,11 @@ type ArenaConfig struct {
 	// TenantSlots returns the most slots a tenant may use; 0 or negative is unlimited. Nil means no quotas. It is
 	// called with the arena locked: it must return at once and must not call the arena.
 	TenantSlots func(Tenant) int
+	// Keep, unless empty, keeps the arena over Close and over the process's death, for the next OpenArena with the same Dir, Name, Keep, Layout
+	// and Bytes: it says whose arena it is, at most 256 bytes. An index lies beside the file (its name and "+index", mode 0600): about 400
+	// bytes and 4 a page a slot. Arenas on hugetlbfs are not kept. The memory stays taken until somebody removes the
+	// files, as RemoveStaleArenas does.
+	Keep string
 	// AllowDisk permits a Dir that is not a memory filesystem. For tests.
 	AllowDisk bool
 }
@@ -74,6 +80,12 @@ func (c ArenaConfig) Validate() error {
 		if n := c.Bytes / stride; n < 1 || n > MaxSlots {
 			bad("Bytes", strconv.FormatInt(c.Bytes, 10), fmt.Sprintf("%d (one slot) to %d", stride, stride*MaxSlots), "size the arena for the tokens to keep")
 		}
+	}
+	if strings.HasSuffix(c.Name, indexSuffix) {
+		bad("Name", strconv.Quote(clip(c.Name)), "not the name of an index", "leave the suffix "+indexSuffix+" to the store")
+	}
+	if len(c.Keep) > maxIdentity {
+		bad("Keep", fmt.Sprintf("%d bytes", len(c.Keep)), fmt.Sprintf("at most %d bytes", maxIdentity), "use a short name that is stable over restarts")
 	}
 	if c.Lock > LockOff {
 		bad("Lock", strconv.Itoa(int(c.Lock)), "LockTry, LockOff", "use one of the two modes")

@@ -174,3 +174,64 @@ func EncodeSession(s Session, n int) []byte {
 
 // BreakDisk makes every later write of the store fail.
 func (s *Sessions) BreakDisk() { _ = s.db.Close() }
+
+// IndexSuffix is what the index's file name has more than the arena's.
+const IndexSuffix = indexSuffix
+
+// IndexRecord returns where the table has the record of a slot, and its size.
+func (a *Arena) IndexRecord(slot uint32) (off, size int64) {
+	return a.table.head.recordOf(slot), a.table.head.recordSize()
+}
+
+// IndexState returns where the table has the state of a slot.
+func (a *Arena) IndexState(slot uint32) int64 { return a.table.head.stateOf(slot) }
+
+// Generation returns a slot's current generation.
+func (a *Arena) Generation(slot uint32) uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.slots[slot].generation
+}
+
+// EncodeIndex returns an index of one block a slot, as an arena writes it.
+func EncodeIndex(l Layout, identity string, keys []BlockKey, tenant Tenant, processes []string) []byte {
+	h := tableHead{slots: len(keys), pages: l.PagesPerBlock(), bytes: int64(len(keys)) * l.Stride(), stride: l.Stride(), generation: 7, pin: l.Pin(), identity: identity}
+	b := make([]byte, h.size())
+	copy(b, h.encode())
+	copy(b[tableHeadSize:], encodeProcesses(3, processes))
+	copy(b[tableHeadSize+processSize:], encodeProcesses(2, nil))
+	for i, k := range keys {
+		r := blockRecord{key: indexKey{tenant, k}, byPage: i%2 == 0, generation: 9, sums: make([]uint32, h.pages)}
+		at := h.recordOf(uint32(i))
+		r.put(b[at:at+h.recordSize()], uint32(i))
+		tableState{stamp: 4, generation: 9, state: tableCommitted, flags: stateHeld}.put(b[h.stateOf(uint32(i)):][:stateSize])
+	}
+	return b
+}
+
+// DecodeIndex decodes all of an index as opening an arena does, and encodes what it accepts again in the places it came from.
+func DecodeIndex(b []byte) (again []byte, head, processes bool, records int) {
+	again = slices.Clone(b)
+	h, err := decodeTableHead(b)
+	if err != nil || int64(len(b)) != h.size() {
+		return again, false, false, 0
+	}
+	copy(again, h.encode())
+	for i := range int64(2) {
+		at := tableHeadSize + i*processSize
+		if seq, names, ok := decodeProcesses(b[at : at+processSize]); ok {
+			copy(again[at:], encodeProcesses(seq, names))
+			processes = true
+		}
+	}
+	for i := range uint32(h.slots) {
+		decodeState(b[h.stateOf(i):][:stateSize])
+		at := h.recordOf(i)
+		r, err := decodeBlockRecord(b[at:at+h.recordSize()], i, h.pages)
+		if err == nil {
+			r.put(again[at:at+h.recordSize()], i)
+			records++
+		}
+	}
+	return again, true, processes, records
+}

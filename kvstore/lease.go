@@ -143,6 +143,7 @@ func (a *Arena) acquire(o Owner, t Tenant, keys []BlockKey, ttl time.Duration, p
 		s.stamp, s.protected = stamp, true
 		if s.holders++; s.holders == 1 {
 			a.mu.leased++
+			a.noteLocked(ref.Slot)
 		}
 	}
 	return l.id, refs, len(refs), nil
@@ -220,6 +221,7 @@ func (a *Arena) dropLeaseLocked(l *lease) {
 		if s.holders--; s.holders == 0 {
 			a.mu.leased--
 			s.stamp = stamp
+			a.noteLocked(ref.Slot)
 			a.settleLocked(ref.Slot)
 		}
 	}

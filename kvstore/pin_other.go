@@ -9,21 +9,30 @@ import (
 )
 
 type mapping struct {
-	path string
-	mem  []byte
-	size int64
+	path       string
+	mem        []byte
+	index      []byte
+	size       int64
+	generation uint64
+	reopened   bool
+	alone      bool
+	why        string
 }
 
-func openMapping(ArenaConfig, int64) (*mapping, error) {
+func openMapping(ArenaConfig, tableHead, bool) (*mapping, error) {
 	return nil, fmt.Errorf("shared memory arenas on %s: %w", runtime.GOOS, errors.ErrUnsupported)
 }
 
 // RemoveStaleArenas finds nothing: there are no arenas on this system.
-func RemoveStaleArenas(string, string) ([]string, error) { return nil, nil }
+func RemoveStaleArenas(string, string, func(KeptArena) bool) (removed []string, kept []KeptArena, err error) {
+	return nil, nil, nil
+}
 
 func (m *mapping) whole() error { return errors.ErrUnsupported }
 
-func (m *mapping) close() error { return nil }
+func (m *mapping) readIndex([]byte, int64) error { return errors.ErrUnsupported }
+
+func (m *mapping) close(bool) error { return nil }
 
 func lockMemory([]byte) error { return errors.ErrUnsupported }
 

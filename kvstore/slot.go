@@ -139,14 +139,20 @@ func (a *Arena) takeLocked(k indexKey, o Owner) uint32 {
 		s.sums = make([]uint32, a.pages)
 	}
 	a.setStateLocked(s, slotReserved)
-	t := a.mu.tenants[k.tenant]
-	if t == nil {
-		t = &tenantState{heap: slotHeap{which: heapTenant}}
-		a.mu.tenants[k.tenant] = t
-	}
-	t.used++
+	a.noteLocked(i)
+	a.tenantLocked(k.tenant).used++
 	a.index.put(k, indexEntry{ref: a.refLocked(i), state: BlockLanding})
 	return i
+}
+
+// tenantLocked returns the account of a tenant that gets a slot.
+func (a *Arena) tenantLocked(name Tenant) *tenantState {
+	t := a.mu.tenants[name]
+	if t == nil {
+		t = &tenantState{heap: slotHeap{which: heapTenant}}
+		a.mu.tenants[name] = t
+	}
+	return t
 }
 
 // linkLocked records that slot child continues slot parent.
@@ -179,6 +185,7 @@ func (a *Arena) commitLocked(i uint32) {
 	s := &a.mu.slots[i]
 	a.setStateLocked(s, slotCommitted)
 	s.stamp = a.tickLocked()
+	a.recordLocked(i)
 	a.index.put(s.key, indexEntry{ref: a.refLocked(i), state: BlockPresent})
 	a.settleLocked(i)
 }
@@ -189,6 +196,7 @@ func (a *Arena) drainLocked(i uint32) {
 	a.unlistLocked(i)
 	a.unindexLocked(i)
 	a.setStateLocked(s, slotDraining)
+	a.noteLocked(i)
 	a.settleLocked(i)
 }
 
@@ -228,6 +236,7 @@ func (a *Arena) freeLocked(i uint32) {
 		a.mangle(i)
 	}
 	a.setStateLocked(s, slotFree)
+	a.noteLocked(i)
 	a.mu.free = append(a.mu.free, i)
 }
 
