@@ -15,6 +15,10 @@
 // memory); a [SlotRef] carries the slot's generation, and every method refuses one that is stale. A block no lease holds
 // may be evicted at any time.
 //
+// With [ArenaConfig].Keep an arena outlasts its process, however that ends: an index beside the file is changed in place with every change
+// of a slot, and the next opener takes over each block whose pages all verify, under a new generation ([Arena.Restored]). Leases, reservations and
+// half-landed blocks are not kept, but what processes of before may still be reading or writing is not reused until they are [Arena.Gone].
+//
 // Each page has a CRC32C seeded with pin, key and layer ([PageSum]), computed once at the source and checked at every
 // landing.
 //
@@ -26,7 +30,7 @@
 // Arena and Sessions are safe for concurrent use. Copies and checksums run outside the arena's lock; look-ups take one
 // shard's read lock. No method waits for another caller, except Close, which waits for copies in progress. Every change
 // of a session waits for the disk when there is a file; readers do not. An arena has one goroutine, which touches and
-// locks the memory and ends by itself or at Close.
+// locks the memory and ends by itself or at Close. Opening one that is kept verifies its pages on all processors.
 //
 // Lock order: Arena.mu, then a shard's lock. Sessions.write, then Sessions.mu.
 //
@@ -34,8 +38,10 @@
 //
 //   - Arenas need Linux. Other systems build and get errors.ErrUnsupported.
 //   - Engines that map the file can write any slot: the store cannot stop a rogue engine, but page checksums find what it
-//     did ([Arena.VerifyBlock]), and truncating the file breaks the arena ([ErrArenaFault]), not the process.
+//     did ([Arena.VerifyBlock]), and truncating the file breaks the arena ([ErrArenaFault]), not the process. Checked are pages that land,
+//     blocks that are taken over from an earlier process, and, by whoever receives them, pages that were read with their sums. A block that an engine
+//     acquires and reads through its own mapping is not checked again: that would cost a pass over its bytes with every use.
 //   - Reads and writes of one page are not ordered by the store; leases and generations order them.
-//   - Only exact blocks; lossy ones are refused. No disk tier; an arena's blocks end with the process.
+//   - Only exact blocks; lossy ones are refused. No disk tier; an arena's blocks end with the machine.
 //   - Session changes are one disk write each, not grouped.
 package kvstore

@@ -314,8 +314,14 @@ func TestDamagedWhileStopped(t *testing.T) {
 		{"nothing", func(string, string, *kvstore.Arena) func(*testing.T) { return func(*testing.T) {} }, slots, 0, ""},
 		{"a bit of a page", func(p, _ string, a *kvstore.Arena) func(*testing.T) { return flip(p, a.Layout().Stride()*3+5000) }, slots - 1, 1, ""},
 		{"a bit between blocks", func(p, _ string, a *kvstore.Arena) func(*testing.T) { return flip(p, a.Layout().Stride()-1) }, slots, 0, ""},
-		{"a record", func(_, p string, a *kvstore.Arena) func(*testing.T) { off, _ := a.IndexRecord(2); return flip(p, off+30) }, slots - 1, 1, ""},
-		{"a record's padding", func(_, p string, a *kvstore.Arena) func(*testing.T) { off, n := a.IndexRecord(2); return flip(p, off+n-1) }, slots - 1, 1, ""},
+		{"a record", func(_, p string, a *kvstore.Arena) func(*testing.T) {
+			off, _ := a.IndexRecord(2)
+			return flip(p, off+30)
+		}, slots - 1, 1, ""},
+		{"a record's padding", func(_, p string, a *kvstore.Arena) func(*testing.T) {
+			off, n := a.IndexRecord(2)
+			return flip(p, off+n-1)
+		}, slots - 1, 1, ""},
 		{"a state's generation", func(_, p string, a *kvstore.Arena) func(*testing.T) { return flip(p, a.IndexState(1)+8) }, slots - 1, 1, ""},
 		{"a state's stamp", func(_, p string, a *kvstore.Arena) func(*testing.T) { return flip(p, a.IndexState(1)) }, slots, 0, ""},
 		{"a state's parent", func(_, p string, a *kvstore.Arena) func(*testing.T) { return flip(p, a.IndexState(5)+24) }, slots, 0, ""},

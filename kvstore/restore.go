@@ -212,7 +212,6 @@ func (a *Arena) newTableLocked(base uint64) {
 	a.writeHeadLocked(base)
 }
 
-
 // beginGenerationsLocked has every slot begin with a generation that it never had. Nobody has a reference yet.
 func (a *Arena) beginGenerationsLocked(base uint64) {
 	for i := range a.mu.slots {

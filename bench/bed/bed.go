@@ -142,7 +142,7 @@ func (b *Bed) start(cfg Config, ca *certs.CA, id, other string) (*Node, error) {
 	dc := daemon.Config{
 		Node:   daemon.NodeConfig{ID: id, Region: cfg.Region},
 		Listen: daemon.ListenConfig{Unix: "/in/this/process", GRPC: "off", Admin: "off", QUIC: "0.0.0.0:1"},
-		Arena:  daemon.ArenaConfig{Dir: b.dir.path, Bytes: 4 << 20, Lock: &lock},
+		Arena:  daemon.ArenaConfig{Dir: b.dir.path, Bytes: 4 << 20, Lock: &lock, Keep: -1},
 		Link:   daemon.LinkConfig{Stripes: cfg.Stripes, ConnectTimeout: connectTimeout(cfg.WAN), ProgressTimeout: time.Minute},
 		Peers: []daemon.PeerConfig{{
 			Node: other, Region: cfg.Region, Address: netip.AddrPortFrom(addresses[other], peerPort).String(), PriorBps: cfg.WAN.Rate,

@@ -153,7 +153,7 @@ func (f *Fleet) writeConfig(r, peer *Region) (string, error) {
 		Listen:   daemon.ListenConfig{Unix: r.socket(), GRPC: "off", Admin: "off", QUIC: r.quic},
 		TLS:      daemon.TLSConfig{CA: filepath.Join(f.Dir, "ca.crt"), Cert: filepath.Join(f.Dir, r.node()+".crt"), Key: filepath.Join(f.Dir, r.node()+".key")},
 		Peers:    []daemon.PeerConfig{{Node: peer.node(), Region: peer.Name, Address: peer.relay, PriorBps: f.prior()}},
-		Arena:    daemon.ArenaConfig{Dir: f.cfg.ArenaDir, Bytes: slots * l.Stride(), Lock: &lock},
+		Arena:    daemon.ArenaConfig{Dir: f.cfg.ArenaDir, Bytes: slots * l.Stride(), Lock: &lock, Keep: -1},
 		Link:     daemon.LinkConfig{Stripes: 4},
 		StateDir: filepath.Join(f.Dir, r.Name+"-state"),
 	}

@@ -112,6 +112,10 @@ type ArenaConfig struct {
 	Lock *bool `yaml:"lock"`
 	// Group is the numeric group of arena files and of the unix socket. Default 0: the daemon's own group.
 	Group int `yaml:"group"`
+	// Keep is how long, once the daemon is back, the arena of an engine stays that does not register again, 1s to 8760h. Arenas outlast the
+	// daemon, however it ends, and an engine that registers again with the same layout and size finds its blocks. A daemon that is not started again leaves its arenas
+	// in dir, where they take their memory: remove kvferry-NODE-* there. Default 1h. Negative: arenas end with the daemon.
+	Keep time.Duration `yaml:"keep"`
 }
 
 // LinkConfig shapes the link to each peer.
@@ -202,6 +206,7 @@ func (c Config) WithDefaults() Config {
 	c.Arena.Dir = orDefault(c.Arena.Dir, "/dev/shm")
 	c.Arena.Bytes = orDefault(c.Arena.Bytes, 4<<30)
 	c.Arena.MaxBytes = orDefault(c.Arena.MaxBytes, 256<<30)
+	c.Arena.Keep = orDefault(c.Arena.Keep, time.Hour)
 	if c.Arena.Lock == nil {
 		lock := true
 		c.Arena.Lock = &lock
@@ -280,6 +285,7 @@ func (c Config) Validate() error {
 	check(c.Arena.MaxBytes >= minArena, "arena.max_bytes", c.Arena.MaxBytes, "65536 (64 KiB) or more")
 	check(filepath.IsAbs(c.Arena.Dir), "arena.dir", fmt.Sprintf("%q", c.Arena.Dir), "an absolute path on a memory filesystem")
 	check(c.Arena.Group >= 0, "arena.group", c.Arena.Group, "0 (the daemon's own group) or a numeric group id")
+	check(c.Arena.Keep < 0 || c.Arena.Keep >= time.Second && c.Arena.Keep <= 8760*time.Hour, "arena.keep", c.Arena.Keep, "1s to 8760h, or negative for arenas that end with the daemon")
 	check(c.Link.Stripes >= 0 && c.Link.Stripes <= transfer.MaxStripes, "link.stripes", c.Link.Stripes, "1 to 64, or 0 for as many as the path needs")
 	check(c.Link.MaxConnections >= 1 && c.Link.MaxConnections <= 1<<16, "link.max_connections", c.Link.MaxConnections, "1 to 65536")
 	check(c.Link.RoundTrips > 0 && c.Link.RoundTrips <= 100, "link.round_trips", c.Link.RoundTrips, "above 0 and at most 100")

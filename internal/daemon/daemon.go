@@ -49,7 +49,7 @@ type Parts struct {
 	Log *slog.Logger
 	// Version is reported by Status.
 	Version string
-	// NoState keeps the session directory in memory only, for tests.
+	// NoState keeps the session directory in memory only, and no arena, for tests.
 	NoState bool
 }
 
@@ -134,6 +134,9 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 	d.openPlans(parts.NoState)
 	if err := d.openAgent(parts); err != nil {
 		return nil, err
+	}
+	if parts.NoState {
+		cfg.Arena.Keep = -1
 	}
 	d.engines = newEngines(cfg.Node.ID, cfg.Arena, d.agent, d.offers, d.log)
 	d.links = newLinks(cfg, d.agent, d.paths)
@@ -268,6 +271,7 @@ func (d *Daemon) sweep() {
 			d.keepCalibration(false)
 			d.keepPlans(false)
 			d.yieldPending()
+			d.engines.sweepKept(now)
 		}
 	}
 }

@@ -54,6 +54,7 @@ type engineCommands struct {
 	client pb.EngineServiceClient
 	ids    *arenaIDs
 	id     string
+	files  []*os.File
 }
 
 func (c *engineCommands) do(args []string) (string, error) {
@@ -66,6 +67,11 @@ func (c *engineCommands) do(args []string) (string, error) {
 	case "register":
 		c.id = args[1]
 		resp, err := c.client.RegisterEngine(ctx, &pb.RegisterEngineRequest{EngineId: c.id, Layout: testLayout(), Rank: number(2), World: number(3)})
+		if err != nil {
+			return "", err
+		}
+		file, err := os.OpenFile(resp.GetArenaPath(), os.O_RDWR, 0)
+		c.files = append(c.files, file) // open as long as the process lives, as a mapping is
 		return resp.GetArenaId(), err
 	case "arena":
 		c.id = args[1]

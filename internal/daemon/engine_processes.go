@@ -43,6 +43,8 @@ type engineProcess struct {
 	key  processKey
 	pid  int // for people; 0 when it is of another pid namespace
 	stop func()
+	// lasting names it to the next daemon, see findProcess.
+	lasting string
 	// ranks are those it has registered for, at least one. Guarded by the engine's lock.
 	ranks []int
 }
@@ -92,7 +94,7 @@ func (r *engines) adopt(e *engine, reg registration) error {
 	key := processKeyOf(reg.proc)
 	p := e.mu.procs[key]
 	if p == nil {
-		p = &engineProcess{key: key, stop: func() {}}
+		p = &engineProcess{key: key, stop: func() {}, lasting: lastingName(reg.proc)}
 		if reg.proc != nil {
 			p.pid = reg.proc.pid
 			stop, err := watchProcess(reg.proc, func() { r.processDied(e, p) })
@@ -102,7 +104,9 @@ func (r *engines) adopt(e *engine, reg registration) error {
 			p.stop = stop
 		}
 		e.mu.procs[key] = p
+		e.noteProcessesLocked()
 	}
+	e.arena.Gone(p.lasting) // it was told to forget what it held of an earlier start
 	if !slices.Contains(p.ranks, reg.rank) {
 		p.ranks = append(p.ranks, reg.rank)
 	}
@@ -132,6 +136,7 @@ func (r *engines) processDied(e *engine, p *engineProcess) {
 	}
 	if e.mu.procs[p.key] == p {
 		delete(e.mu.procs, p.key)
+		e.noteProcessesLocked()
 	}
 	leases, reservations := e.reclaimLocked(p)
 	left := len(e.mu.procs)
@@ -164,10 +169,13 @@ func (e *engine) reclaimLocked(p *engineProcess) (leases, reservations int) {
 // stopWatching ends the watchers; deaths from here on are not seen.
 func (e *engine) stopWatching() {
 	e.mu.Lock()
-	procs := e.mu.procs
-	e.mu.procs, e.mu.closed = map[processKey]*engineProcess{}, true
+	procs, before := e.mu.procs, e.mu.before
+	e.mu.procs, e.mu.before, e.mu.closed = map[processKey]*engineProcess{}, map[string]func(){}, true
 	e.mu.Unlock()
 	for _, p := range procs {
 		p.stop()
+	}
+	for _, stop := range before {
+		stop()
 	}
 }

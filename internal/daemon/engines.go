@@ -12,6 +12,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
@@ -41,7 +42,8 @@ type engine struct {
 		subs     map[*subscriber]struct{}
 		logs     map[*landedLog]struct{} // of the migrations that run into it
 		procs    map[processKey]*engineProcess
-		closed   bool // no process is watched any more
+		before   map[string]func() // of earlier starts and perhaps at the memory still, by name; each stops watching it
+		closed   bool              // no process is watched any more
 	}
 }
 
@@ -70,6 +72,7 @@ type engines struct {
 	// opening is held while an arena is opened, which takes as long as the system needs to find the memory; look-ups go
 	// on meanwhile. It is taken before mu.
 	opening sync.Mutex
+	kept    keptArenas // guarded by opening
 	mu      struct {
 		sync.Mutex
 		byID   map[string]*engine
@@ -83,23 +86,12 @@ type engines struct {
 func newEngines(node string, cfg ArenaConfig, agent *transfer.Agent, offers *offers, log *slog.Logger) *engines {
 	e := &engines{node: node, cfg: cfg, agent: agent, offers: offers, log: log}
 	e.mu.byID, e.mu.ending, e.mu.ended = map[string]*engine{}, map[*engine]struct{}{}, map[string]kvstore.ArenaStats{}
-	e.removeStale()
+	e.sweepKept(time.Now())
 	return e
 }
 
 // prefix begins the names of this node's arena files.
 func (r *engines) prefix() string { return "kvferry-" + r.node + "-" }
-
-// removeStale removes the arenas of an earlier start that did not get to do so itself: no engine may ask for them again.
-func (r *engines) removeStale() {
-	removed, err := kvstore.RemoveStaleArenas(r.cfg.Dir, r.prefix())
-	for _, path := range removed {
-		r.log.LogAttrs(context.Background(), slog.LevelInfo, "removed the arena of a daemon that died", slog.String("arena", path))
-	}
-	if err != nil { // the memory is missed, nothing else
-		r.log.LogAttrs(context.Background(), slog.LevelWarn, "look for arenas of a daemon that died", slog.Any("error", err))
-	}
-}
 
 // newArenaID names one opening of one arena.
 func newArenaID() string {
@@ -175,7 +167,7 @@ func (e *engine) replaceable(l kvstore.Layout) string {
 // retire takes an engine out of the registry and closes its arena. What still uses it fails.
 func (r *engines) retire(e *engine) error {
 	r.forget(e)
-	err := errors.Join(r.agent.Deregister(e.memory), e.arena.Close())
+	err := errors.Join(r.agent.Deregister(e.memory), e.arena.Discard())
 	r.settle(e)
 	return err
 }
@@ -268,15 +260,16 @@ func (r *engines) open(reg registration) (*engine, error) {
 	if bytes == 0 {
 		bytes = r.cfg.Bytes
 	}
-	if left := r.cfg.MaxBytes - used; bytes > left {
+	name := r.prefix() + reg.id
+	if left := r.cfg.MaxBytes - used - r.makeRoom(name, bytes+used-r.cfg.MaxBytes); bytes > left {
 		return nil, failf(ReasonArenaSpace, "ask for less, or raise arena.max_bytes", "engine %q asks for %d bytes, %d of arena.max_bytes are left", reg.id, bytes, left)
 	}
 	lock := kvstore.LockTry
 	if !*r.cfg.Lock {
 		lock = kvstore.LockOff
 	}
-	arena, err := kvstore.OpenArena(kvstore.ArenaConfig{
-		Dir: r.cfg.Dir, Name: r.prefix() + reg.id, Layout: reg.layout, Bytes: bytes, Lock: lock, GroupID: r.cfg.Group,
+	arena, err := r.openArena(kvstore.ArenaConfig{
+		Dir: r.cfg.Dir, Name: name, Layout: reg.layout, Bytes: bytes, Lock: lock, GroupID: r.cfg.Group, Keep: r.identity(reg.id),
 	})
 	if err != nil {
 		return nil, err
@@ -286,15 +279,19 @@ func (r *engines) open(reg registration) (*engine, error) {
 		landed: make([]atomic.Uint64, arena.Slots()), gone: make(chan struct{}),
 	}
 	e.mu.world, e.mu.subs, e.mu.procs = reg.world, map[*subscriber]struct{}{}, map[processKey]*engineProcess{}
-	e.mu.logs = map[*landedLog]struct{}{}
+	e.mu.logs, e.mu.before = map[*landedLog]struct{}{}, map[string]func(){}
+	for _, ref := range arena.RestoredByPage() {
+		e.landedFrom(ref)
+	}
 	mem := &arenaMemory{arena: arena, stride: uint64(reg.layout.Stride()), page: uint64(reg.layout.PageBytes()), offers: r.offers}
 	e.memory, err = r.agent.Register(transfer.Memory{
 		PageBytes: int(reg.layout.PageBytes()), Length: int64(arena.Slots()) * reg.layout.Stride(), Source: mem, Sink: mem, Element: elements[reg.layout.DType],
 	})
 	if err != nil {
-		_ = arena.Close()
+		_ = arena.Discard()
 		return nil, fmt.Errorf("register arena of engine %q: %w", reg.id, err)
 	}
+	r.watchBefore(e)
 	return e, nil
 }
 

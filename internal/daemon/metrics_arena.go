@@ -72,6 +72,8 @@ var (
 	}()
 	arenaCounters = []row[kvstore.ArenaStats]{
 		counterRow("kvferry_arena_evictions_total", "Blocks evicted.", []string{"engine"}, always(func(s kvstore.ArenaStats) float64 { return float64(s.Evictions) })),
+		counterRow("kvferry_arena_restored_blocks_total", "Blocks taken over, verified, from before a restart.", []string{"engine"}, always(func(s kvstore.ArenaStats) float64 { return float64(s.RestoredBlocks) })),
+		counterRow("kvferry_arena_restore_dropped_blocks_total", "Blocks from before a restart that did not verify.", []string{"engine"}, always(func(s kvstore.ArenaStats) float64 { return float64(s.RestoreDropped) })),
 		counterRow("kvferry_arena_checksum_failures_total", "Pages that failed verification.", []string{"engine"}, always(func(s kvstore.ArenaStats) float64 { return float64(s.SumFailures) })),
 	}
 )
@@ -125,6 +127,8 @@ func addStats(a, b kvstore.ArenaStats) kvstore.ArenaStats {
 func addCounters(a, b kvstore.ArenaStats) kvstore.ArenaStats {
 	a.Evictions += b.Evictions
 	a.SumFailures += b.SumFailures
+	a.RestoredBlocks += b.RestoredBlocks
+	a.RestoreDropped += b.RestoreDropped
 	return a
 }
 

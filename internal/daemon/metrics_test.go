@@ -162,6 +162,7 @@ func TestMetricsEqualReports(t *testing.T) {
 		wantSamples(t, gotB, map[string]float64{
 			"kvferry_transfer_received_bytes_total": raw, "kvferry_transfer_checksum_mismatches_total": 0, "kvferry_transfer_page_retries_total": 0,
 			`kvferry_transfer_transfers_total{op="read",state="done"}`: 2, "kvferry_migration_active_migrations": 0,
+			`kvferry_arena_restored_blocks_total{engine="e"}`: 0, `kvferry_arena_restore_dropped_blocks_total{engine="e"}`: 0,
 			`kvferry_arena_checksum_failures_total{engine="e"}`: 0, `kvferry_arena_evictions_total{engine="e"}`: 0, `kvferry_arena_leases{engine="e"}`: 0,
 			`kvferry_arena_slots{engine="e",state="committed"}`: 190, `kvferry_arena_slots{engine="e",state="free"}`: 322,
 			`kvferry_arena_slots{engine="e",state="reserved"}`: 0, `kvferry_arena_slots{engine="e",state="draining"}`: 0,

@@ -2,9 +2,12 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -41,6 +44,40 @@ func (p *localProcess) identify() {
 		p.key = processKey{conn: p}
 	}
 }
+
+// lastingName is what a process is known by to the next daemon: its key and its number. One that has no key of its own gets a name that nobody has
+// again.
+func lastingName(p *localProcess) string {
+	switch {
+	case p == nil:
+		return "local"
+	case p.key.conn != nil:
+		return "conn-" + newID()
+	}
+	return fmt.Sprintf("%s/%d", p.key, p.pid)
+}
+
+// findProcess looks for the process that another daemon called name; alive is false when it is certainly dead. Nil and alive: it can't be told.
+// Close is owed.
+func findProcess(name string) (p *localProcess, alive bool) {
+	key, number, ok := strings.Cut(name, "/")
+	pid, err := strconv.Atoi(number)
+	if !ok || err != nil || pid <= 0 {
+		return nil, true
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, !errors.Is(err, unix.ESRCH)
+	}
+	p = &localProcess{pid: pid, pidfd: fd}
+	if p.identify(); p.key.String() != key { // the number is another one's now
+		p.close()
+		return nil, false
+	}
+	return p, true
+}
+
+func (p *localProcess) close() { _ = unix.Close(p.pidfd) }
 
 // AuthType names the mechanism.
 func (*localProcess) AuthType() string { return "unix-peer" }

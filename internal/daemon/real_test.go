@@ -68,7 +68,7 @@ func newRealNode(t *testing.T, edit func(*Config, *Parts)) *realNode {
 		Node:     NodeConfig{ID: "a", Region: "r-a"},
 		Listen:   ListenConfig{Unix: n.socket, QUIC: "127.0.0.1:0"},
 		TLS:      TLSConfig{CA: filepath.Join(dir, "ca.crt"), Cert: filepath.Join(dir, "a.crt"), Key: filepath.Join(dir, "a.key")},
-		Arena:    ArenaConfig{Dir: arena, Bytes: 1 << 20, Lock: &lock},
+		Arena:    ArenaConfig{Dir: arena, Bytes: 1 << 20, Lock: &lock, Keep: -1},
 		StateDir: filepath.Join(dir, "state"),
 	}
 	parts := Parts{Remote: listen(), Admin: listen(), Version: "test"}
