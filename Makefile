@@ -1,7 +1,7 @@
 # kvferry: every target is at most three lines; what CI runs is .ci/run, which calls these targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build demo test bench-wan bench-codec-wan bench-repair netns race fuzz lint fmt proto proto-check tidy-check dep-check cover clean ci
+.PHONY: help build demo test bench-wan bench-codec-wan bench-repair netns race chaos chaos-planted fuzz lint fmt proto proto-check tidy-check dep-check cover clean ci
 
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.1.0-dev)
 COMMIT   ?= $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null)
@@ -9,6 +9,8 @@ LDFLAGS  := -X main.version=$(VERSION) -X github.com/kvferry/kvferry/bench/resul
 TOOL     := go tool -modfile=tools.mod
 E2E_PKGS  = $(shell grep -rl --include='*_test.go' '^//go:build e2e' . | xargs -r -n1 dirname | sort -u)
 FUZZTIME ?= 10s
+N        ?= 1000
+SEED     ?= 1
 # go-nvml compiles with deprecation warnings of its own; setting the variable replaces the default -O2 -g.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
@@ -42,6 +44,12 @@ netns: ## the link between network namespaces; needs root and /dev/net/tun, skip
 
 race: ## unit and virtual-time tests under the race detector, with invariants
 	go test -race -tags invariants -short -shuffle=on -p 2 -timeout 15m ./...
+
+chaos: ## N runs (1000) of three daemons under seeded faults, from seed SEED (1) on, in virtual time; a table of faults and outcomes (3 minutes)
+	go test -tags chaos -count=1 -timeout 2h -v -run '^TestChaos$$' ./bench/chaos -args -chaos.n $(N) -chaos.seed $(SEED)
+
+chaos-planted: ## whether the chaos runs find each of the bugs that can be planted (a minute)
+	go test -tags chaos -count=1 -timeout 30m -v -run '^TestPlanted$$' ./bench/chaos
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	FUZZTIME=$(FUZZTIME) .ci/fuzz

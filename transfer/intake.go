@@ -367,14 +367,14 @@ func (in *intake) missing() []int {
 			out = append(out, n)
 		}
 	}
-	if fault.Planted(fault.ResumeOffByOne) && len(out) > 0 {
-		out = out[:len(out)-1]
-	}
 	return out
 }
 
 // ask requests ascending pages over the control stream.
 func (in *intake) ask(reason wire.Reason, stripe uint32, pages []int) {
+	if fault.Planted(fault.ResumeOffByOne) {
+		pages = pages[:max(0, len(pages)-1)]
+	}
 	for len(pages) > 0 {
 		base := pages[0]
 		n := 0

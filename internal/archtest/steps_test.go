@@ -39,6 +39,8 @@ func TestSteps(t *testing.T) {
 		{"build", []string{`go build .*-X main\.version=\S+.* -o bin/ \./cmd/\.\.\.`}, nil},
 		{"test", []string{`(?m)^go test -shuffle=on .*\./\.\.\.$`, `(?m)^go test .*-tags e2e .*-count=1`}, []string{`-short`, `-run`}},
 		{"race", []string{`go test .*-race .*\./\.\.\.`, `-tags invariants`, `-shuffle=on`}, []string{`-run`}},
+		{"chaos", []string{`go test -tags chaos -count=1 .*-run '\^TestChaos\$' \./bench/chaos -args -chaos\.n 1000 -chaos\.seed 1`}, []string{`-short`, `\|\| true`}},
+		{"chaos-planted", []string{`go test -tags chaos -count=1 .*-run '\^TestPlanted\$' \./bench/chaos`}, []string{`-short`, `\|\| true`}},
 		{"fuzz", []string{`\.ci/fuzz`, `FUZZTIME=10s`}, nil},
 		{"lint", []string{`gofumpt -l \.`, `go vet \./\.\.\.`, `go vet -tags e2e,netns,nvml,invariants,chaos \./\.\.\.`, `staticcheck .*\./\.\.\.`, `buf lint`}, []string{`\|\| true`}},
 		{"proto", []string{`buf generate`}, nil},
@@ -90,7 +92,7 @@ func TestCIRunsEveryStep(t *testing.T) {
 	}
 	want := []string{
 		"tools", "download", "tidy=tidy-check", "gofmt", "build=build", "lint=lint", "import-table=dep-check",
-		"proto-drift=proto-check", "test=test", "netns=netns", "race=race", "fuzz=fuzz", "demo=demo",
+		"proto-drift=proto-check", "test=test", "netns=netns", "race=race", "chaos=chaos", "fuzz=fuzz", "demo=demo",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("steps of .ci/run:\n%q\nwant\n%q", got, want)
