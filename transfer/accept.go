@@ -124,15 +124,14 @@ func (a *Agent) identifyLink(s *stripe) (*Link, Peer, wire.Hello, error) {
 	if len(certs) == 0 { // RequireAndVerifyClientCert
 		return nil, Peer{}, wire.Hello{}, fmt.Errorf("no certificate: %w", ErrPeerIdentity)
 	}
-	id, err := a.cfg.Identify(certs[0])
+	peer, err := a.cfg.identify(certs[0])
 	if err != nil {
-		return nil, Peer{}, wire.Hello{}, fmt.Errorf("%w: %w", ErrPeerIdentity, err)
+		return nil, Peer{}, wire.Hello{}, err
 	}
-	if id != PeerID(h.Name) {
-		return nil, Peer{}, wire.Hello{}, fmt.Errorf("%w: it calls itself %q, its certificate names %q", ErrPeerIdentity, h.Name, id)
+	if peer.ID != PeerID(h.Name) {
+		return nil, Peer{}, wire.Hello{}, fmt.Errorf("%w: it calls itself %q, its certificate names %q", ErrPeerIdentity, h.Name, peer.ID)
 	}
-	s.number = h.Stripe
-	peer := Peer{ID: id, Incarnation: h.Incarnation}
+	s.number, peer.Incarnation = h.Stripe, h.Incarnation
 	l, err := a.acceptedLink(peer, h.Nonce)
 	return l, peer, h, err
 }

@@ -99,7 +99,7 @@ func Open(cfg Config) (*Agent, error) {
 	a.server = &quic.Transport{Conn: socket, VerifySourceAddress: a.door.retry, ConnContext: a.door.enter}
 	accepted := a.quic.Clone()
 	accepted.GetConfigForClient = a.door.config(a.quic)
-	if a.listener, err = a.server.Listen(cfg.serverTLS(), accepted); err != nil {
+	if a.listener, err = a.server.Listen(cfg.listenTLS(), accepted); err != nil {
 		a.metrics.unregister()
 		a.cancel(ErrClosed)
 		return nil, errors.Join(fmt.Errorf("listen: %w", err), a.server.Close())

@@ -31,6 +31,7 @@ type PeerID string
 type Peer struct {
 	ID          PeerID
 	Incarnation string // changes with every start of the process
+	Region      string // what Config.Region made of its certificate; empty without
 }
 
 // Config configures an Agent. Zero means the documented default, negative means
@@ -57,9 +58,18 @@ type Config struct {
 	// ClientCAs where they differ. The agent works on a clone: TLS 1.3, mutual,
 	// ALPN "kvferry/1", chains verified against the CAs, host names ignored.
 	TLS *tls.Config
+	// CurrentTLS returns what takes TLS's place in the handshakes that begin from here on, as a certificate that was issued
+	// anew does; connections that are up go on. It must not block. Nil: TLS.
+	CurrentTLS func() *tls.Config
 	// Identify names the node that a certificate was issued to. Default: the
 	// first URI name, else the common name.
 	Identify func(*x509.Certificate) (PeerID, error)
+	// Region names where a certificate says that its node is; all connections of a link agree in it. An error refuses the
+	// connection as ErrPeerIdentity. Nil: nothing is known.
+	Region func(*x509.Certificate) (string, error)
+	// Expect refuses a node that was dialled and whose certificate names it, but is not as it should be, another region's
+	// for one; the error wraps into ErrPeerIdentity. Nil: Identify is enough.
+	Expect func(want PeerID, cert *x509.Certificate) error
 
 	// Stripes is how many connections a dialled link has, 1 to 64. Default 0: as
 	// many as the path needs, 4 at first or what Recall says. One connection is
@@ -134,6 +144,9 @@ type Config struct {
 	// peer's read by the token that it brought, of a write that was started here by
 	// its own. Called once a transfer; it must not block. Nil: one tenant.
 	Share func(peer Peer, token []byte) Share
+	// Permit is asked once of each read that a peer begins, before anything of it is looked at but its bounds; its error
+	// refuses the read. It must not block, and may not change the token. Nil: Sources decide.
+	Permit func(from Peer, token []byte) error
 	// Concurrency is how many transfers of one tenant and class are served at a time
 	// on a link, chunk by chunk in turn, 1 to 1024; the rest wait in order: earliest
 	// deadline first, then least left to send. Default 1: with more, each of them
@@ -304,9 +317,37 @@ func (c Config) quicConfig() *quic.Config {
 	}
 }
 
+// tls is what holds for a handshake that begins.
+func (c Config) tls() *tls.Config {
+	if c.CurrentTLS != nil {
+		return c.CurrentTLS()
+	}
+	return c.TLS
+}
+
+// listenTLS is serverTLS of the moment of each handshake.
+func (c Config) listenTLS() *tls.Config {
+	t := c.serverTLS()
+	if c.CurrentTLS != nil {
+		t.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.serverTLS(), nil }
+	}
+	return t
+}
+
+// identify is who a certificate was issued to.
+func (c Config) identify(cert *x509.Certificate) (p Peer, err error) {
+	if p.ID, err = c.Identify(cert); err == nil && c.Region != nil {
+		p.Region, err = c.Region(cert)
+	}
+	if err != nil {
+		return Peer{}, fmt.Errorf("%w: %w", ErrPeerIdentity, err)
+	}
+	return p, nil
+}
+
 // serverTLS and clientTLS return clones for the two ends of a handshake.
 func (c Config) serverTLS() *tls.Config {
-	t := c.TLS.Clone()
+	t := c.tls().Clone()
 	t.MinVersion = tls.VersionTLS13
 	t.NextProtos = []string{ALPN}
 	t.ClientAuth = tls.RequireAndVerifyClientCert
@@ -320,7 +361,7 @@ func (c Config) serverTLS() *tls.Config {
 // clientTLS verifies the chain by hand: nodes are named by URI, so there is no
 // host name for crypto/tls to check, and the identity is compared with want.
 func (c Config) clientTLS(want PeerID) *tls.Config {
-	t := c.TLS.Clone()
+	t := c.tls().Clone()
 	t.MinVersion = tls.VersionTLS13
 	t.NextProtos = []string{ALPN}
 	t.ClientSessionCache = nil
@@ -333,12 +374,18 @@ func (c Config) clientTLS(want PeerID) *tls.Config {
 		if err := verifyChain(cs.PeerCertificates, opts); err != nil {
 			return &tls.CertificateVerificationError{UnverifiedCertificates: cs.PeerCertificates, Err: err}
 		}
-		id, err := c.Identify(cs.PeerCertificates[0])
+		p, err := c.identify(cs.PeerCertificates[0])
 		if err != nil {
-			return fmt.Errorf("%w: %w", ErrPeerIdentity, err)
+			return err
 		}
-		if id != want {
-			return fmt.Errorf("%w: wanted %q, the certificate names %q", ErrPeerIdentity, want, id)
+		if p.ID != want {
+			return fmt.Errorf("%w: wanted %q, the certificate names %q", ErrPeerIdentity, want, p.ID)
+		}
+		if c.Expect == nil {
+			return nil
+		}
+		if err := c.Expect(want, cs.PeerCertificates[0]); err != nil {
+			return fmt.Errorf("%w: %w", ErrPeerIdentity, err)
 		}
 		return nil
 	}

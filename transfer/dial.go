@@ -307,12 +307,17 @@ func (l *Link) hello(ctx context.Context, s *stripe) (Peer, error) {
 	if PeerID(a.Name) != l.want {
 		return Peer{}, fmt.Errorf("%w: wanted %q, it calls itself %q", ErrPeerIdentity, l.want, a.Name)
 	}
+	peer, err := cfg.identify(s.conn.ConnectionState().TLS.PeerCertificates[0]) // verified: clientTLS
+	if err != nil {
+		return Peer{}, err
+	}
+	peer.Incarnation = a.Incarnation
 	if err := l.startRepair(s, a.Repair); err != nil {
 		return Peer{}, err
 	}
 	l.coder.meet(a.Codecs)
 	s.stream = stream
-	return Peer{ID: PeerID(a.Name), Incarnation: a.Incarnation}, nil
+	return peer, nil
 }
 
 // dialError finds the reason of a failed dial: what a callback of the handshake

@@ -149,6 +149,11 @@ func (l *Link) serve(key flowKey, b *beginning, served int) error {
 	if served >= maxServed {
 		return fmt.Errorf("%d transfers of this peer are running: %w", served, ErrBusy)
 	}
+	if permit := l.agent.cfg.Permit; permit != nil && b.op == wire.OpRead {
+		if err := permit(l.Peer(), b.token); err != nil {
+			return err
+		}
+	}
 	mems := make([]*memory, len(b.descs))
 	total := 0
 	for i, d := range b.descs {

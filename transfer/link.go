@@ -222,6 +222,9 @@ func (l *Link) join(s *stripe, peer Peer) error {
 	case l.mu.ended:
 		defer l.mu.Unlock()
 		return l.mu.err
+	case l.mu.peer.Incarnation != "" && l.mu.peer.Incarnation == peer.Incarnation && l.mu.peer.Region != peer.Region:
+		defer l.mu.Unlock()
+		return fmt.Errorf("%w: the link's certificate is of region %q, this one of %q", ErrPeerIdentity, l.mu.peer.Region, peer.Region)
 	case l.mu.peer.Incarnation != "" && l.mu.peer != peer:
 		l.mu.Unlock()
 		err := fmt.Errorf("peer %q: was %q, is %q: %w", peer.ID, l.Peer().Incarnation, peer.Incarnation, ErrPeerRestarted)

@@ -80,6 +80,7 @@ func (l *Link) handleMetadata(payload []byte) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	m.Peer.Region = l.mu.peer.Region // the certificate's, which a peer has no word in
 	if m.Peer != l.mu.peer {
 		return fmt.Errorf("metadata of %q on the link of %q: %w", m.Peer.ID, l.mu.peer.ID, ErrProtocol)
 	}
