@@ -3,6 +3,7 @@ package certs
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 )
@@ -21,6 +22,8 @@ type Files struct {
 type Material struct {
 	// Roots are the authorities trusted for peers, and nobody else: the system's are not used.
 	Roots *x509.CertPool
+	// Authorities are the certificates in Roots, for showing.
+	Authorities []*x509.Certificate
 	// Certificate is our own, with key.
 	Certificate tls.Certificate
 	// Region and Node are our own identity.
@@ -49,8 +52,11 @@ func Load(f Files) (*Material, error) {
 	if err != nil {
 		return nil, err
 	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(caBytes) {
+	roots, authorities := x509.NewCertPool(), parseAuthorities(caBytes)
+	for _, c := range authorities {
+		roots.AddCert(c)
+	}
+	if len(authorities) == 0 {
 		return nil, &FileError{Op: "parse", Path: f.CA, Err: errors.New("no certificate found"), Fix: "give the ca.crt that 'kvferry certs init' wrote"}
 	}
 	pair, err := tls.X509KeyPair(certBytes, keyBytes)
@@ -64,7 +70,24 @@ func Load(f Files) (*Material, error) {
 	if err != nil {
 		return nil, &FileError{Op: "verify", Path: f.Cert, Err: err, Fix: "issue one with 'kvferry certs issue'"}
 	}
-	return &Material{Roots: roots, Certificate: pair, Region: region, Node: node}, nil
+	return &Material{Roots: roots, Authorities: authorities, Certificate: pair, Region: region, Node: node}, nil
+}
+
+// parseAuthorities returns the certificates of a PEM file; what is none is left out, as [x509.CertPool.AppendCertsFromPEM] does.
+func parseAuthorities(data []byte) []*x509.Certificate {
+	var out []*x509.Certificate
+	for {
+		var block *pem.Block
+		if block, data = pem.Decode(data); block == nil {
+			return out
+		}
+		if block.Type != "CERTIFICATE" || len(block.Headers) != 0 {
+			continue
+		}
+		if c, err := x509.ParseCertificate(block.Bytes); err == nil {
+			out = append(out, c)
+		}
+	}
 }
 
 // ServerConfig is for a listener: TLS 1.3, a client certificate is required, of our authority and with an identity.

@@ -32,7 +32,7 @@ func (p *Pair) TLS() tls.Certificate {
 
 // Material joins the pair with its authority, as [Load] does from files.
 func (p *Pair) Material(ca *CA) *Material {
-	return &Material{Roots: ca.Pool(), Certificate: p.TLS(), Region: p.Region, Node: p.Node}
+	return &Material{Roots: ca.Pool(), Authorities: []*x509.Certificate{ca.Cert}, Certificate: p.TLS(), Region: p.Region, Node: p.Node}
 }
 
 // CertPEM returns the certificate as PEM.
