@@ -96,7 +96,7 @@ var rules = []rule{
 		reason: "it reads an engine's exposition over HTTP and gives numbers; what they mean is the planner's",
 	},
 	{
-		pkg: "internal/doctor", own: append([]string{"proto/...", "internal/certs", "internal/engineload", "internal/fault", "internal/daemon/..."}, domain...),
+		pkg: "internal/doctor", own: append([]string{"proto/...", "internal/certs", "internal/policy", "internal/engineload", "internal/fault", "internal/daemon/..."}, domain...),
 		reason: "it checks what the daemon needs by the daemon's own means",
 	},
 	{
@@ -104,15 +104,19 @@ var rules = []rule{
 		reason: "the domain packages name their boundaries by it, and a build without the tag chaos has nothing of it",
 	},
 	{
+		pkg: "internal/policy", onlyOthers: []string{"github.com/goccy/go-yaml"},
+		reason: "a policy file gives decisions: who asks for one, and what comes of it, is the daemon's",
+	},
+	{
 		pkg: "internal/archtest", onlyOthers: none,
 		reason: "it holds tests only",
 	},
 	{
-		pkg: "internal/daemon/...", own: append([]string{"proto/...", "internal/certs", "internal/engineload", "internal/fault"}, domain...),
+		pkg: "internal/daemon/...", own: append([]string{"proto/...", "internal/certs", "internal/policy", "internal/engineload", "internal/fault"}, domain...),
 		reason: "the daemon joins the domain packages; commands and benchmarks are built on it, not under it",
 	},
 	{
-		pkg: "bench/...", own: append([]string{"proto/...", "internal/certs", "internal/engineload", "internal/fault", "internal/daemon/..."}, domain...),
+		pkg: "bench/...", own: append([]string{"proto/...", "internal/certs", "internal/policy", "internal/engineload", "internal/fault", "internal/daemon/..."}, domain...),
 		reason: "benchmarks use what users use, and commands are built on them, not under them",
 	},
 	{
