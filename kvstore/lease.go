@@ -212,6 +212,21 @@ func (a *Arena) Release(id LeaseID) error {
 	return nil
 }
 
+// ReleaseHeld is Release for what o holds: a lease of another owner is ErrLeaseNotFound, and stays.
+func (a *Arena) ReleaseHeld(o Owner, id LeaseID) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	l, err := a.leaseLocked(id, a.now())
+	if err == nil && l.owner != o {
+		err = fmt.Errorf("lease %s: %w", id, ErrLeaseNotFound)
+	}
+	if err != nil {
+		return fmt.Errorf("release: %w", err)
+	}
+	a.dropLeaseLocked(l)
+	return nil
+}
+
 func (a *Arena) dropLeaseLocked(l *lease) {
 	delete(a.mu.leases, l.id)
 	delete(a.mu.expiring, l.id)
