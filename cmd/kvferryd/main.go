@@ -131,7 +131,16 @@ func run(ctx context.Context, cfg daemon.Config) error {
 		}
 		return err
 	}
-	<-ctx.Done()
+	again := make(chan os.Signal, 1) // one that waits is as good as many
+	signal.Notify(again, syscall.SIGHUP)
+	defer signal.Stop(again)
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-again:
+			_ = d.Reload() // logged
+		}
+	}
 	log.LogAttrs(ctx, slog.LevelInfo, "stopping")
 	return d.Close()
 }

@@ -37,6 +37,13 @@ type Config struct {
 	// Tenants say how migrations out of this node count against each other, by tenant; "" is the default tenant. One that is
 	// not listed has weight 1 and no bound.
 	Tenants map[string]TenantConfig `yaml:"tenants"`
+	// Policy is the policy file: which regions may pull which tenants, who may call over TCP, what tenants may take up
+	// (docs/policy.md). With one, what it does not allow is denied. It is read again when it changes. Default "": none, and any node
+	// of the CA may pull, any certificate of it call.
+	Policy string `yaml:"policy"`
+	// AuditLog is a file to which a line of JSON is appended for each grant and refusal, mode 0600. Default "": the lines are in the
+	// daemon's log.
+	AuditLog string `yaml:"audit_log"`
 	// Migration bounds migrations into this node.
 	Migration MigrationConfig `yaml:"migration"`
 	// GPU says how this host's GPUs are read.
@@ -67,6 +74,9 @@ type NodeConfig struct {
 type ListenConfig struct {
 	// Unix is the socket for engines and local clients. Default "/run/kvferry/kvferry.sock".
 	Unix string `yaml:"unix"`
+	// AllowUIDs are the user ids whose processes may call over the unix socket, beside the daemon's own and 0; at most 1024. Default
+	// empty: all that the socket's mode (0660) and group let in.
+	AllowUIDs []int `yaml:"allow_uids"`
 	// GRPC is the TCP address for proxies and operators, mutual TLS. Default "0.0.0.0:7440"; "off" for none.
 	GRPC string `yaml:"grpc"`
 	// QUIC is the UDP address for peers. Default "0.0.0.0:7441".
@@ -228,6 +238,7 @@ func (c Config) WithDefaults() Config {
 	c.GPU.Interval = orDefault(c.GPU.Interval, time.Second)
 	c.StateDir = orDefault(c.StateDir, "/var/lib/kvferry")
 	c.LogLevel = orDefault(c.LogLevel, "info")
+	c.Listen.AllowUIDs = append([]int(nil), c.Listen.AllowUIDs...) // nil, too, where the list is empty
 	peers := make([]PeerConfig, len(c.Peers))
 	for i, p := range c.Peers {
 		p.PriorBps = orDefault(p.PriorBps, 1e9)
@@ -306,6 +317,13 @@ func (c Config) Validate() error {
 	check(c.Migration.MaxActive >= 1 && c.Migration.MaxActive <= 1<<16, "migration.max_active", c.Migration.MaxActive, "1 to 65536")
 	check(c.Migration.Keep >= 1 && c.Migration.Keep <= 1<<20, "migration.keep", c.Migration.Keep, "1 to 1048576")
 	check(filepath.IsAbs(c.StateDir), "state_dir", fmt.Sprintf("%q", c.StateDir), "an absolute path")
+	for _, f := range []struct{ field, path string }{{"policy", c.Policy}, {"audit_log", c.AuditLog}} {
+		check(f.path == "" || filepath.IsAbs(f.path), f.field, fmt.Sprintf("%q", f.path), "an absolute path, or empty for none")
+	}
+	check(len(c.Listen.AllowUIDs) <= maxListed, "listen.allow_uids", len(c.Listen.AllowUIDs), "at most 1024 user ids")
+	for i, uid := range c.Listen.AllowUIDs {
+		check(uid >= 0 && uid < 1<<32-1, fmt.Sprintf("listen.allow_uids[%d]", i), uid, "a numeric user id (id -u NAME)")
+	}
 	_, err := c.level()
 	check(err == nil, "log_level", fmt.Sprintf("%q", c.LogLevel), "debug, info, warn or error")
 	seen := map[string]bool{c.Node.ID: true}

@@ -63,6 +63,12 @@ type Daemon struct {
 	log         *slog.Logger
 	registry    *prometheus.Registry
 	metrics     *metrics
+	identity    *identityMetrics
+	certs       *certs.Keeper     // nil: Parts brought certificates that do not change
+	leaf        *x509.Certificate // as it was at the start
+	policy      *policies
+	audit       *auditor
+	reloads     *reloads
 
 	agent       *transfer.Agent
 	sessions    *kvstore.Sessions
@@ -99,27 +105,17 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 	if err := fault.FromEnv(); err != nil {
 		return nil, err
 	}
-	if parts.TLS == nil {
-		if err := cfg.validateTLS(); err != nil {
-			return nil, err
-		}
-		material, err := certs.Load(certs.Files{CA: cfg.TLS.CA, Cert: cfg.TLS.Cert, Key: cfg.TLS.Key})
-		if err != nil {
-			return nil, err
-		}
-		parts.TLS = material.ServerConfig()
-		parts.TLS.RootCAs = parts.TLS.ClientCAs
-	}
 	if parts.Log == nil {
 		parts.Log = slog.New(slog.DiscardHandler)
-	}
-	if err := checkIdentity(cfg, parts.TLS); err != nil {
-		return nil, err
 	}
 	d := &Daemon{
 		cfg: cfg, self: kvstore.NodeID(cfg.Node.ID), incarnation: newID(), version: parts.Version, started: time.Now(),
 		log: parts.Log, registry: prometheus.NewRegistry(), closing: make(chan struct{}),
 		offers: newOffers(cfg.Migration.LeaseTTL, cfg.weight), migrations: newMigrations(cfg.Migration), yields: newYields(),
+		reloads: newReloads(),
+	}
+	if err := d.openIdentity(&parts); err != nil {
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
@@ -139,6 +135,7 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 		cfg.Arena.Keep = -1
 	}
 	d.engines = newEngines(cfg.Node.ID, cfg.Arena, d.agent, d.offers, d.log)
+	d.engines.quota = d.quota
 	d.links = newLinks(cfg, d.agent, d.paths)
 	if d.load, err = openLoad(cfg, parts); err != nil {
 		return nil, err
@@ -149,32 +146,34 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 		return nil, err
 	}
 	d.announceOwned()
-	d.wg.Go(d.sweep) // owner: d; ends when closing
+	d.wg.Go(d.sweep)      // owner: d; ends when closing
+	d.wg.Go(d.watchFiles) // owner: d; ends when closing
+	d.logStart()
 	d.log.LogAttrs(context.Background(), slog.LevelInfo, "daemon started", slog.String("node_id", cfg.Node.ID), slog.String("region_id", cfg.Node.Region),
 		slog.String("incarnation", d.incarnation), slog.String("quic", d.agent.Addr().String()))
 	return d, nil
 }
 
 // checkIdentity holds the configured names to those in the certificate: peers believe the certificate.
-func checkIdentity(cfg Config, t *tls.Config) error {
+func checkIdentity(cfg Config, t *tls.Config) (*x509.Certificate, error) {
 	if len(t.Certificates) == 0 || len(t.Certificates[0].Certificate) == 0 {
-		return &ConfigError{"tls.cert", "no certificate", "this node's certificate"}
+		return nil, &ConfigError{"tls.cert", "no certificate", "this node's certificate"}
 	}
 	leaf, err := x509.ParseCertificate(t.Certificates[0].Certificate[0])
 	if err != nil {
-		return fmt.Errorf("parse tls.cert: %w", err)
+		return nil, fmt.Errorf("parse tls.cert: %w", err)
 	}
 	region, node, err := certs.Identity(leaf)
 	if err != nil {
-		return fmt.Errorf("tls.cert: %w", err)
+		return nil, fmt.Errorf("tls.cert: %w", err)
 	}
 	if region != cfg.Node.Region || node != cfg.Node.ID {
-		return &ConfigError{
+		return nil, &ConfigError{
 			"node.id, node.region", fmt.Sprintf("%q, %q", cfg.Node.ID, cfg.Node.Region),
 			fmt.Sprintf("what the certificate says (%q, %q); issue another with `kvferry certs issue`, or change the configuration", node, region),
 		}
 	}
-	return nil
+	return leaf, nil
 }
 
 // identify names a peer by its certificate.
@@ -233,7 +232,8 @@ func (d *Daemon) openAgent(parts Parts) error {
 		lost.Parity = -1
 	}
 	agent, err := transfer.Open(transfer.Config{
-		Name: transfer.PeerID(d.cfg.Node.ID), Incarnation: d.incarnation, Conn: conn, DialPacket: parts.DialPacket, TLS: parts.TLS, Identify: identify,
+		Name: transfer.PeerID(d.cfg.Node.ID), Incarnation: d.incarnation, Conn: conn, DialPacket: parts.DialPacket, TLS: parts.TLS,
+		CurrentTLS: d.currentTLS(), Identify: identify, Region: regionOf, Expect: d.expect, Permit: d.permitRead,
 		Stripes: d.cfg.Link.Stripes, Recall: d.paths.recall, ConnectTimeout: d.cfg.Link.ConnectTimeout, ProgressTimeout: d.cfg.Link.ProgressTimeout,
 		Repair: lost, MaxConnections: d.cfg.Link.MaxConnections,
 		Codec:   d.cfg.Link.Codec,
@@ -266,6 +266,7 @@ func (d *Daemon) sweep() {
 			for _, e := range d.engines.list() {
 				e.arena.ExpireLeases(now)
 			}
+			d.audit.sweep(now)
 			d.links.counters.observe()
 			d.learnPaths(false)
 			d.keepCalibration(false)
@@ -326,6 +327,9 @@ func (d *Daemon) Close() error {
 		}
 		if d.sessions != nil {
 			errs = append(errs, d.sessions.Close())
+		}
+		if d.audit != nil {
+			errs = append(errs, d.audit.close())
 		}
 		if d.load != nil {
 			if err := d.load.close(); err != nil { // a driver that hangs: nothing of ours is held

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+	"github.com/kvferry/kvferry/transfer"
 )
 
 // backlogSeen is the backlog that the source answered to a migration when it made its offer.
@@ -112,7 +113,7 @@ func TestTickets(t *testing.T) {
 		}
 		o := f.nodes["a"].d.offers
 		draw := func(peer string, n int, want int64) *offer {
-			of, before, err := o.make(e, "b", "m-"+peer, urgency{}, kvstore.Session{Keys: keysOf(keys[:n])})
+			of, before, err := o.make(e, transfer.Peer{ID: "b"}, "m-"+peer, urgency{}, kvstore.Session{Keys: keysOf(keys[:n])})
 			if err != nil || before != want {
 				t.Fatalf("ticket of %d blocks: %d bytes before it, want %d: %v", n, before, want, err)
 			}

@@ -42,6 +42,7 @@ func processKeyOf(p *localProcess) processKey {
 type engineProcess struct {
 	key  processKey
 	pid  int // for people; 0 when it is of another pid namespace
+	uid  int // of its user; -1 where that is not known
 	stop func()
 	// lasting names it to the next daemon, see findProcess.
 	lasting string
@@ -78,6 +79,14 @@ func (e *engine) ranksOf(p *engineProcess) (world int, ranks []int) {
 	return e.mu.world, slices.Clone(p.ranks)
 }
 
+// uidOf is the user of a process; -1 where it is not known.
+func uidOf(p *localProcess) int {
+	if p == nil || !p.known {
+		return -1
+	}
+	return int(p.uid)
+}
+
 // adopt notes what a registration brings, and has what its process holds given back when it dies.
 func (r *engines) adopt(e *engine, reg registration) error {
 	e.mu.Lock()
@@ -91,10 +100,15 @@ func (r *engines) adopt(e *engine, reg registration) error {
 			Fix: "give every rank the same world, stop all processes of the engine to change it, or use another engine_id",
 		}
 	}
-	key := processKeyOf(reg.proc)
+	key, uid := processKeyOf(reg.proc), uidOf(reg.proc)
+	for _, other := range e.mu.procs {
+		if uid > 0 && other.uid >= 0 && other.uid != uid {
+			return failf(ReasonPermission, "run all ranks of an engine as one user, or use another engine_id", "engine %q is registered by processes of uid %d, this one is of uid %d", reg.id, other.uid, uid)
+		}
+	}
 	p := e.mu.procs[key]
 	if p == nil {
-		p = &engineProcess{key: key, stop: func() {}, lasting: lastingName(reg.proc)}
+		p = &engineProcess{key: key, uid: uid, stop: func() {}, lasting: lastingName(reg.proc)}
 		if reg.proc != nil {
 			p.pid = reg.proc.pid
 			stop, err := watchProcess(reg.proc, func() { r.processDied(e, p) })

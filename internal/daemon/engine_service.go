@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"regexp"
 	"slices"
 	"sync"
@@ -106,9 +107,13 @@ func (s *engineService) RegisterEngine(ctx context.Context, req *pb.RegisterEngi
 		id: req.GetEngineId(), software: req.GetEngineName() + " " + req.GetEngineVersion(), layout: layout, bytes: req.GetArenaBytes(),
 		rank: int(req.GetRank()), world: world, speed: req.GetPrefill(), proc: callerProcess(ctx), writeThrough: req.GetWriteThrough(), claims: req.GetClaimsPrefill(),
 	})
+	who, _ := callerOf(ctx) // a local call: it can be read
+	attrs := append(who.attrs(), slog.String("engine_id", req.GetEngineId()), slog.Int("rank", int(req.GetRank())))
 	if err != nil {
+		s.d.audit.refuse(auditRegister, who.name(), err, attrs...)
 		return nil, err
 	}
+	s.d.audit.grant(auditRegister, who.name(), append(attrs, slog.Int64("bytes", e.arenaBytes))...)
 	st, pin := e.arena.Stats(), layout.Pin()
 	return &pb.RegisterEngineResponse{
 		Node: s.d.nodeProto(), ArenaPath: e.arena.Path(), Slots: uint32(e.arena.Slots()), StrideBytes: layout.Stride(), BlockBytes: layout.BlockBytes(),
@@ -139,7 +144,10 @@ func (s *engineService) UnregisterEngine(ctx context.Context, req *pb.Unregister
 	if err != nil {
 		return nil, err
 	}
-	if err := s.d.engines.unregister(ctx, e, proc); err != nil {
+	err = s.d.engines.unregister(ctx, e, proc)
+	who, _ := callerOf(ctx) // a local call: it can be read
+	s.d.audit.decide(auditUnregister, who.name(), err, append(who.attrs(), slog.String("engine_id", req.GetEngineId()))...)
+	if err != nil {
 		return nil, err
 	}
 	return &pb.UnregisterEngineResponse{}, nil
@@ -279,7 +287,7 @@ func (s *engineService) ReleaseBlocks(ctx context.Context, req *pb.ReleaseBlocks
 		return nil, err
 	}
 	for _, id := range req.GetLeaseIds() {
-		if rerr := e.arena.Release(kvstore.LeaseID(id)); err == nil {
+		if rerr := e.arena.ReleaseHeld(e.processOwner(proc), kvstore.LeaseID(id)); err == nil {
 			err = rerr
 		}
 	}

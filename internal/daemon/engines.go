@@ -67,6 +67,8 @@ type engines struct {
 	agent  *transfer.Agent
 	offers *offers
 	log    *slog.Logger
+	// quota is how many slots of so many bytes a tenant may take of an arena, 0: any number. It is set before the first engine.
+	quota func(kvstore.Tenant, int64) int
 	// metrics is told of engines that come and go, under opening. It is set before the first of them.
 	metrics *metrics
 	// opening is held while an arena is opened, which takes as long as the system needs to find the memory; look-ups go
@@ -270,6 +272,7 @@ func (r *engines) open(reg registration) (*engine, error) {
 	}
 	arena, err := r.openArena(kvstore.ArenaConfig{
 		Dir: r.cfg.Dir, Name: name, Layout: reg.layout, Bytes: bytes, Lock: lock, GroupID: r.cfg.Group, Keep: r.identity(reg.id),
+		TenantSlots: func(t kvstore.Tenant) int { return r.quota(t, reg.layout.Stride()) },
 	})
 	if err != nil {
 		return nil, err

@@ -101,6 +101,7 @@ type view struct {
 	config      PeerConfig
 	stats       transfer.LinkStats // counts and backlog of all links; round trip, stripes and goodput of the measured one
 	connected   bool
+	region      string // as the certificate says; of one that is not connected, as the configuration does
 	incarnation string
 	err         error
 }
@@ -109,7 +110,7 @@ type view struct {
 func (v *view) add(peer transfer.Peer, st transfer.LinkStats) {
 	if !v.connected || st.GoodputKnown && !v.stats.GoodputKnown || !v.stats.GoodputKnown && st.Estimates.Capacity.Known() && !v.stats.Estimates.Capacity.Known() {
 		st, v.stats = v.stats, st
-		v.incarnation = peer.Incarnation
+		v.incarnation, v.region = peer.Incarnation, peer.Region
 	}
 	v.connected = true
 	v.stats.BytesSent += st.BytesSent
@@ -128,7 +129,7 @@ func (v *view) add(peer transfer.Peer, st transfer.LinkStats) {
 func (l *links) views() []view {
 	byPeer := map[transfer.PeerID]*view{}
 	for id, p := range l.peers {
-		byPeer[id] = &view{peer: id, config: p}
+		byPeer[id] = &view{peer: id, config: p, region: p.Region}
 	}
 	for _, link := range l.agent.Links() {
 		peer := link.Peer()

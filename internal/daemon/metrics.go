@@ -25,6 +25,7 @@ type metrics struct {
 	prefix    *prometheus.CounterVec // region, engine, call, result
 	accused   *prometheus.CounterVec // result
 	drift     *prometheus.CounterVec // what
+	identity  *identityMetrics
 }
 
 // migrationMetrics are what migrations into this node add up to. Each ended migration counts once, with the numbers of
@@ -118,6 +119,16 @@ func newMetrics(reg prometheus.Registerer, d *Daemon) *metrics {
 		accused: mk.counters("kvferry_peer_accusations_total",
 			"Blocks of this node that pullers could not verify, by what re-verifying them here found: dropped (bad here), good.", "result"),
 	}
+	if m.identity = d.identity; m.identity == nil {
+		m.identity = newIdentityMetrics(mk)
+	}
+	mk.read("kvferry_policy_rules", "Rules of the policy in force: who may pull what; 0 without a policy file, and with one that allows nothing.", func() float64 {
+		if p := d.policy.get(); p != nil {
+			return float64(len(p.Rules))
+		}
+		return 0
+	})
+	reg.MustRegister(&certificateCollector{d})
 	m.drift = mk.counters("kvferry_planner_drift_total",
 		"Changes of what the planner predicts from, after which it has dropped what was observed before: of a path's fetches, of a replica's prefill.", "what")
 	for _, what := range []string{driftPath, driftReplica} {

@@ -174,6 +174,9 @@ func (m *migration) step(ctx context.Context, s state) (event, error) {
 		case errors.Is(cause, errDeadline):
 			return evDeadline, failf(ReasonDeadline, "give a longer deadline, or look at the link with `kvferry links`", "%v: it was %v; last: %v", cause, m.demand.deadline, err)
 		}
+		if f, ok := errors.AsType[*Failure](cause); ok { // the policy has changed
+			return evFailed, f
+		}
 		return evFailed, failf(ReasonShuttingDown, "ask again when the daemon is back", "the daemon is shutting down")
 	}
 	f := classify(err)
@@ -414,6 +417,8 @@ func (m *migration) takeOver() {
 		}
 		err = m.d.sessions.Adopt(s)
 	}
+	m.d.audit.decide(auditTakeover, "self", err, append(sessionAttrs(m.demand.tenant, m.demand.session), slog.String("from", string(dr.source)),
+		slog.String("migration_id", m.id), slog.Uint64("epoch", s.Epoch), slog.Uint64("repin_seq", m.demand.repinSeq))...)
 	if err != nil {
 		dr.failure = classify(err)
 		return

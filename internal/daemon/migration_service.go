@@ -4,11 +4,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvferry/kvferry/internal/policy"
 	"github.com/kvferry/kvferry/kvstore"
 	"github.com/kvferry/kvferry/planner"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
@@ -153,6 +155,9 @@ func (s *migrationService) Migrate(req *pb.MigrateRequest, stream pb.MigrationSe
 	if err != nil {
 		return err
 	}
+	if err := s.d.admit(stream.Context(), policy.Migrate, q); err != nil {
+		return err
+	}
 	m, err := s.d.migrations.start(s.d, q)
 	if err != nil {
 		return err
@@ -226,14 +231,17 @@ func (s *migrationService) Plan(ctx context.Context, req *pb.PlanRequest) (*pb.P
 	if err != nil {
 		return nil, err
 	}
+	if err := s.d.admit(ctx, policy.Observe, q); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, min(q.deadline, time.Minute))
 	defer cancel()
 	return s.d.dryRun(ctx, q)
 }
 
 // GetMigration returns one.
-func (s *migrationService) GetMigration(_ context.Context, req *pb.GetMigrationRequest) (*pb.GetMigrationResponse, error) {
-	m, err := s.d.migrations.find(req.GetMigrationId(), req.GetRequestId())
+func (s *migrationService) GetMigration(ctx context.Context, req *pb.GetMigrationRequest) (*pb.GetMigrationResponse, error) {
+	m, err := s.d.findFor(ctx, policy.Observe, req.GetMigrationId(), req.GetRequestId())
 	if err != nil {
 		return nil, err
 	}
@@ -242,13 +250,23 @@ func (s *migrationService) GetMigration(_ context.Context, req *pb.GetMigrationR
 }
 
 // ListMigrations returns the newest.
-func (s *migrationService) ListMigrations(_ context.Context, req *pb.ListMigrationsRequest) (*pb.ListMigrationsResponse, error) {
+func (s *migrationService) ListMigrations(ctx context.Context, req *pb.ListMigrationsRequest) (*pb.ListMigrationsResponse, error) {
 	limit := orDefault(int(req.GetLimit()), 100)
 	if limit > 1000 {
 		return nil, invalid("limit", limit, "at most 1000")
 	}
+	sees, err := s.d.sees(ctx)
+	if err != nil {
+		return nil, err
+	}
 	resp := &pb.ListMigrationsResponse{}
-	for _, m := range s.d.migrations.list(req.GetTenant(), req.GetActiveOnly(), limit) {
+	for _, m := range s.d.migrations.list(req.GetTenant(), req.GetActiveOnly(), math.MaxInt) {
+		if !sees(string(m.demand.tenant)) {
+			continue
+		}
+		if len(resp.GetMigrations()) == limit {
+			break
+		}
 		snap, _ := m.snapshot()
 		resp.Migrations = append(resp.Migrations, snap)
 	}
@@ -266,7 +284,7 @@ func (s *migrationService) ClaimPrefill(ctx context.Context, req *pb.ClaimPrefil
 	case want < 1 || want > maxKeysPerCall:
 		return nil, invalid("want_blocks", want, fmt.Sprintf("1 to %d", maxKeysPerCall))
 	}
-	m, err := s.d.migrations.find(req.GetMigrationId(), "")
+	m, err := s.d.findFor(ctx, policy.Migrate, req.GetMigrationId(), "")
 	if err != nil {
 		return nil, err
 	}
@@ -275,7 +293,7 @@ func (s *migrationService) ClaimPrefill(ctx context.Context, req *pb.ClaimPrefil
 
 // CancelMigration ends one and waits for its end. A hand-over in flight is not undone: its answer decides.
 func (s *migrationService) CancelMigration(ctx context.Context, req *pb.CancelMigrationRequest) (*pb.CancelMigrationResponse, error) {
-	m, err := s.d.migrations.find(req.GetMigrationId(), req.GetRequestId())
+	m, err := s.d.findFor(ctx, policy.Migrate, req.GetMigrationId(), req.GetRequestId())
 	if err != nil {
 		return nil, err
 	}

@@ -270,7 +270,8 @@ func (m *migration) callOffer(ctx context.Context, call *pb.OfferCall) (*pb.Offe
 		m.mu.Lock() // the renewer reads it
 		dr.link = link
 		m.mu.Unlock()
-		dr.sourceInc, dr.sourceReg = link.Peer().Incarnation, m.d.links.peers[dr.source].Region
+		peer := link.Peer()
+		dr.sourceInc, dr.sourceReg = peer.Incarnation, peer.Region
 	}
 	return resp.GetOffer(), err
 }

@@ -119,9 +119,13 @@ func (t *migrations) find(id, requestID string) (*migration, error) {
 		m = t.mu.byRequest[requestID]
 	}
 	if m == nil {
-		return nil, failf(ReasonMigrationNotFound, "`kvferry migrations list` shows those that are remembered", "no migration %q", id+requestID)
+		return nil, noMigration(id + requestID)
 	}
 	return m, nil
+}
+
+func noMigration(id string) error {
+	return failf(ReasonMigrationNotFound, "`kvferry migrations list` shows those that are remembered", "no migration %q", id)
 }
 
 // list returns migrations, newest first.

@@ -20,6 +20,8 @@ type offer struct {
 	id        offerID
 	seq       uint64 // order of the tickets
 	peer      transfer.PeerID
+	region    string // of peer, as its certificate says
+	revoked   error  // nil: it holds; its lease is given back
 	migration string
 	arena     *kvstore.Arena
 	session   kvstore.Session // as it was offered
@@ -54,15 +56,15 @@ func newOffers(ttl time.Duration, weight func(kvstore.Tenant) float64) *offers {
 // maxOffers bounds the table; each offer holds leases, so the arenas bound it too.
 const maxOffers = 1 << 14
 
-// make leases the longest present prefix of s's keys to peer and draws a ticket. It returns the offer and the bytes that go
+// make leases the longest present prefix of s's keys to a peer and draws a ticket. It returns the offer and the bytes that go
 // before its last one. A peer's earlier offer for the same migration stays until ended or expired.
-func (o *offers) make(e *engine, peer transfer.PeerID, migration string, u urgency, s kvstore.Session) (*offer, int64, error) {
-	lease, refs, n, err := e.arena.AcquirePrefix(kvstore.Owner("peer/"+string(peer)), s.Tenant, s.Keys, o.ttl)
+func (o *offers) make(e *engine, from transfer.Peer, migration string, u urgency, s kvstore.Session) (*offer, int64, error) {
+	lease, refs, n, err := e.arena.AcquirePrefix(kvstore.Owner("peer/"+string(from.ID)), s.Tenant, s.Keys, o.ttl)
 	if err != nil {
 		return nil, 0, err
 	}
 	of := &offer{
-		peer: peer, migration: migration, urgency: u, arena: e.arena, session: s, lease: lease, refs: refs,
+		peer: from.ID, region: from.Region, migration: migration, urgency: u, arena: e.arena, session: s, lease: lease, refs: refs,
 		bytesLeft: int64(n) * e.layout.BlockBytes(), expires: time.Now().Add(o.ttl), renewed: time.Now(), heard: time.Now(), made: time.Now(),
 	}
 	_, _ = rand.Read(of.id[:]) // never fails
@@ -99,7 +101,7 @@ func (o *offers) count() int {
 	return len(o.mu.byID)
 }
 
-// lookup finds a live offer. peer "" is any (the id is a capability).
+// lookup finds a live offer. peer "" is any (the id is a capability). One that was revoked comes with the reason.
 func (o *offers) lookupLocked(id []byte, peer transfer.PeerID) (*offer, error) {
 	if len(id) != len(offerID{}) {
 		return nil, invalid("offer_id", len(id), "16 bytes, as in the offer")
@@ -108,7 +110,26 @@ func (o *offers) lookupLocked(id []byte, peer transfer.PeerID) (*offer, error) {
 	if of == nil || peer != "" && of.peer != peer || time.Now().After(of.expires) {
 		return nil, failf(ReasonLeaseExpired, "ask for a new offer", "the offer is gone: it was ended, or saw no progress for %v", o.ttl)
 	}
-	return of, nil
+	return of, of.revoked
+}
+
+// revoke ends the offers that check has an error for: what is asked of them from here on meets it. Each is in the table until its time is
+// up, so that its puller hears why.
+func (o *offers) revoke(check func(*offer) error) (ended []*offer) {
+	o.mu.Lock()
+	for _, of := range o.mu.byID {
+		if of.revoked == nil {
+			if of.revoked = check(of); of.revoked != nil {
+				of.bytesLeft = 0
+				ended = append(ended, of)
+			}
+		}
+	}
+	o.mu.Unlock()
+	for _, of := range ended {
+		of.release()
+	}
+	return ended
 }
 
 // progress notes that the holder of token reads from arena, which keeps its lease alive, and returns the lease. A peer that
@@ -185,12 +206,12 @@ func (o *offers) find(id []byte, peer transfer.PeerID) (*offer, error) {
 func (o *offers) end(id []byte, peer transfer.PeerID) error {
 	o.mu.Lock()
 	of, err := o.lookupLocked(id, peer)
-	if err == nil {
+	if of != nil {
 		delete(o.mu.byID, of.id)
 	}
 	o.mu.Unlock()
 	if err != nil {
-		if f := classify(err); f.Reason == ReasonLeaseExpired {
+		if f := classify(err); f.Reason == ReasonLeaseExpired || f.Reason == ReasonPolicyDenied {
 			return nil
 		}
 		return err

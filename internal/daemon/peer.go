@@ -34,10 +34,10 @@ func (d *Daemon) answerPeer(ctx context.Context, from transfer.Peer, payload []b
 	resp := &pb.PeerResponse{}
 	switch call := req.GetCall().(type) {
 	case *pb.PeerRequest_Locate:
-		resp.Answer = &pb.PeerResponse_Locate{Locate: d.answerLocate(call.Locate)}
+		resp.Answer = &pb.PeerResponse_Locate{Locate: d.answerLocate(from, call.Locate)}
 	case *pb.PeerRequest_Offer:
 		var a *pb.OfferAnswer
-		a, err = d.answerOffer(from, call.Offer)
+		a, err = d.offerTo(from, call.Offer)
 		resp.Answer = &pb.PeerResponse_Offer{Offer: a}
 	case *pb.PeerRequest_Renew:
 		err = d.offers.renew(call.Renew.GetOfferId(), from.ID, call.Renew.GetBytesLeft())
@@ -138,10 +138,13 @@ func (d *Daemon) callNode(ctx context.Context, id transfer.PeerID, req *pb.PeerR
 	}
 }
 
-// answerLocate says what this node knows of a session.
-func (d *Daemon) answerLocate(call *pb.LocateCall) *pb.LocateAnswer {
+// answerLocate says what this node knows of a session: nothing, to a peer that may not have it.
+func (d *Daemon) answerLocate(from transfer.Peer, call *pb.LocateCall) *pb.LocateAnswer {
 	tenant, id, err := sessionRefFromProto(call.GetSession())
 	if err != nil {
+		return &pb.LocateAnswer{}
+	}
+	if d.mayPull(from, auditLocate, tenant, id) != nil {
 		return &pb.LocateAnswer{}
 	}
 	s, err := d.sessions.Get(tenant, id)
@@ -151,11 +154,29 @@ func (d *Daemon) answerLocate(call *pb.LocateCall) *pb.LocateAnswer {
 	return &pb.LocateAnswer{Known: true, OwnerNodeId: string(s.Owner), Epoch: s.Epoch, RepinSeq: s.RepinSeq}
 }
 
-// answerOffer leases a session's blocks (or named blocks) to the caller, or prices them in a dry run.
-func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferAnswer, error) {
+// offerTo is answerOffer, held to the policy and with a line in the audit: none a part of an offer, or a price.
+func (d *Daemon) offerTo(from transfer.Peer, call *pb.OfferCall) (*pb.OfferAnswer, error) {
 	if len(call.GetOfferId()) > 0 {
 		return d.continueOffer(from, call)
 	}
+	tenant, id := kvstore.Tenant(call.GetSession().GetTenant()), kvstore.SessionID(call.GetSession().GetSessionId())
+	if err := d.mayPull(from, auditOffer, tenant, id); err != nil {
+		return nil, err
+	}
+	answer, err := d.answerOffer(from, call)
+	if call.GetDryRun() && err == nil {
+		return answer, nil
+	}
+	attrs := joinAttrs(peerAttrs(from), sessionAttrs(tenant, id), []slog.Attr{slog.String("migration_id", clipped(call.GetMigrationId()))})
+	if err == nil {
+		attrs = append(attrs, slog.Int64("blocks", answer.GetBlocksAvailable()), slog.Int64("bytes", answer.GetBlocksAvailable()*answer.GetStrideBytes()))
+	}
+	d.audit.decide(auditOffer, string(from.ID), err, attrs...)
+	return answer, err
+}
+
+// answerOffer leases a session's blocks (or named blocks) to the caller, or prices them in a dry run.
+func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferAnswer, error) {
 	urgent, err := urgencyFromProto(call)
 	if err != nil {
 		return nil, err
@@ -199,7 +220,7 @@ func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferA
 			return nil, layoutMismatch("the layouts of source and destination differ", "the destination", "the source", diff)
 		}
 	}
-	answer := &pb.OfferAnswer{LeaseTtl: durationpb.New(d.cfg.Migration.LeaseTTL), MaxRate: d.cfg.maxRate(tenant)}
+	answer := &pb.OfferAnswer{LeaseTtl: durationpb.New(d.cfg.Migration.LeaseTTL), MaxRate: d.maxRate(tenant)}
 	if len(call.GetKeys()) > 0 { // the caller has the keys
 		answer.Session = sessionToProto(kvstore.Session{Tenant: tenant, Pin: session.Pin})
 	} else {
@@ -221,7 +242,7 @@ func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferA
 	if !e.writeThrough {
 		e.publish(&pb.EventsResponse{Event: &pb.EventsResponse_PublishNow{PublishNow: &pb.PublishNow{Session: call.GetSession(), MigrationId: call.GetMigrationId()}}})
 	}
-	of, before, err := d.offers.make(e, from.ID, call.GetMigrationId(), urgent, session)
+	of, before, err := d.offers.make(e, from, call.GetMigrationId(), urgent, session)
 	if errors.Is(err, kvstore.ErrArenaFault) && len(call.GetKeys()) == 0 { // the blocks are gone; the session is not
 		return answer, nil
 	}
@@ -328,11 +349,16 @@ func (d *Daemon) answerHandOver(ctx context.Context, from transfer.Peer, call *p
 	if err != nil {
 		return nil, err
 	}
+	if err := d.mayPull(from, auditHandOver, tenant, id); err != nil {
+		return nil, err
+	}
+	attrs := joinAttrs(peerAttrs(from), sessionAttrs(tenant, id), []slog.Attr{slog.String("migration_id", clipped(call.GetMigrationId()))})
 	res, err := d.sessions.HandOver(kvstore.HandOver{
 		Tenant: tenant, ID: id, Migration: call.GetMigrationId(), To: kvstore.NodeID(from.ID), Epoch: call.GetEpoch(),
 		Version: call.GetVersion(), Tokens: call.GetTokens(), RepinSeq: call.GetRepinSeq(), AcceptStale: call.GetAcceptStale(),
 	})
 	if err != nil {
+		d.audit.refuse(auditHandOver, string(from.ID), err, attrs...)
 		return nil, err
 	}
 	if hit := fault.At(fault.HandedOver, string(d.self)); hit != nil {
@@ -344,6 +370,7 @@ func (d *Daemon) answerHandOver(ctx context.Context, from transfer.Peer, call *p
 	}
 	d.log.LogAttrs(ctx, slog.LevelInfo, "session handed over", slog.String("session_id", string(id)), slog.String("to", string(from.ID)),
 		slog.Uint64("epoch", res.Epoch), slog.String("migration_id", call.GetMigrationId()))
+	d.audit.grant(auditHandOver, string(from.ID), append(attrs, slog.Uint64("epoch", res.Epoch))...)
 	d.flip(tenant, id, kvstore.NodeID(from.ID), res.Epoch)
 	return &pb.HandOverAnswer{Moved: true, Epoch: res.Epoch, StaleTailTokens: res.StaleTailTokens}, nil
 }
@@ -367,6 +394,8 @@ func (d *Daemon) answerAccuse(ctx context.Context, from transfer.Peer, call *pb.
 	if err := of.arena.DropBlock(ref); err != nil {
 		return nil, err
 	}
+	d.audit.grant(auditInvalidate, string(from.ID), joinAttrs(peerAttrs(from), sessionAttrs(of.session.Tenant, of.session.ID),
+		[]slog.Attr{slog.Int("blocks", 1), slog.String("why", "its checksum does not hold")})...)
 	if page, ok := errors.AsType[*kvstore.PageError](err); ok {
 		d.engines.invalidate(of.arena, of.session.Tenant, []kvstore.BlockKey{page.Key}, "its checksum does not hold")
 	}
@@ -380,7 +409,14 @@ func (d *Daemon) answerYield(from transfer.Peer, call *pb.YieldCall) error {
 	if err != nil {
 		return err
 	}
-	if err := d.sessions.Yield(tenant, id, kvstore.NodeID(from.ID), call.GetEpoch(), call.GetRepinSeq()); err != nil {
+	if err := d.mayPull(from, auditYield, tenant, id); err != nil {
+		return err
+	}
+	err = d.sessions.Yield(tenant, id, kvstore.NodeID(from.ID), call.GetEpoch(), call.GetRepinSeq())
+	if !errors.Is(err, kvstore.ErrSessionNotFound) { // every node that it is told to may say so
+		d.audit.decide(auditYield, string(from.ID), err, joinAttrs(peerAttrs(from), sessionAttrs(tenant, id), []slog.Attr{slog.Uint64("epoch", call.GetEpoch())})...)
+	}
+	if err != nil {
 		return err
 	}
 	d.flip(tenant, id, kvstore.NodeID(from.ID), call.GetEpoch())

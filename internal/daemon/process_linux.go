@@ -22,7 +22,9 @@ type localProcess struct {
 	credentials.CommonAuthInfo
 	pid   int
 	uid   uint32
-	pidfd int // a pidfd owned by the connection; -1 where the kernel has none
+	gid   uint32
+	known bool // the kernel said who it is
+	pidfd int  // a pidfd owned by the connection; -1 where the kernel has none
 	key   processKey
 }
 
@@ -114,7 +116,7 @@ func (localCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo
 		if cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); credErr != nil {
 			return
 		}
-		proc.pid, proc.uid = int(cred.Pid), cred.Uid
+		proc.pid, proc.uid, proc.gid, proc.known = int(cred.Pid), cred.Uid, cred.Gid, true
 		if pidfd, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err == nil {
 			proc.pidfd = pidfd
 		} else if pidfd, err := unix.PidfdOpen(proc.pid, 0); err == nil { // kernels before 6.5; 0 is refused

@@ -15,9 +15,11 @@ type localCreds struct{}
 
 type localProcess struct {
 	credentials.CommonAuthInfo
-	pid int
-	uid uint32
-	key processKey
+	pid   int
+	uid   uint32
+	gid   uint32
+	known bool
+	key   processKey
 }
 
 // AuthType names the mechanism.

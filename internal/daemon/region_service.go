@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kvferry/kvferry/internal/policy"
 	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 	"github.com/kvferry/kvferry/transfer"
@@ -25,11 +26,15 @@ func (d *Daemon) nodeProto() *pb.Node {
 // Status describes the node.
 func (s *regionService) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusResponse, error) {
 	d := s.d
+	if err := d.mayAny(ctx, policy.Observe); err != nil {
+		return nil, err
+	}
 	resp := &pb.StatusResponse{
 		Node: d.nodeProto(), Version: d.version, Uptime: durationpb.New(time.Since(d.started)), ActiveMigrations: int64(d.migrations.active()),
 		EgressBacklogBytes: d.offers.backlog(), Goroutines: int64(runtime.NumGoroutine()), Offers: int64(d.offers.count()), Gpu: d.load.gpuText(ctx),
 		Host: hostInfo(), Shadow: d.cfg.Shadow,
 	}
+	resp.Certificate, resp.Policy = d.certificateStatus(), d.policyStatus()
 	for _, e := range d.engines.list() {
 		st, pin := e.arena.Stats(), e.layout.Pin()
 		e.mu.Lock()
@@ -52,15 +57,19 @@ const (
 )
 
 // ListSessions lists a page of the directory's records, without keys: those of one long session can fill a message.
-func (s *regionService) ListSessions(_ context.Context, req *pb.ListSessionsRequest) (*pb.ListSessionsResponse, error) {
+func (s *regionService) ListSessions(ctx context.Context, req *pb.ListSessionsRequest) (*pb.ListSessionsResponse, error) {
 	limit := orDefault(int(req.GetLimit()), sessionsPage)
 	if limit > sessionsPageMax {
 		return nil, invalid("limit", limit, "at most 10000; ask for the next page")
 	}
+	sees, err := s.d.sees(ctx)
+	if err != nil {
+		return nil, err
+	}
 	resp := &pb.ListSessionsResponse{}
 	for _, sess := range s.d.sessions.List() {
 		page := pageOf(sess)
-		if req.GetTenant() != "" && req.GetTenant() != string(sess.Tenant) || page <= req.GetPage() {
+		if req.GetTenant() != "" && req.GetTenant() != string(sess.Tenant) || page <= req.GetPage() || !sees(string(sess.Tenant)) {
 			continue
 		}
 		if len(resp.GetSessions()) == limit {
@@ -83,11 +92,14 @@ func (s *regionService) ListSessions(_ context.Context, req *pb.ListSessionsRequ
 func pageOf(s kvstore.Session) string { return string(s.Tenant) + "\x00" + string(s.ID) }
 
 // ListLinks lists peers and links.
-func (s *regionService) ListLinks(context.Context, *pb.ListLinksRequest) (*pb.ListLinksResponse, error) {
+func (s *regionService) ListLinks(ctx context.Context, _ *pb.ListLinksRequest) (*pb.ListLinksResponse, error) {
+	if err := s.d.mayAny(ctx, policy.Observe); err != nil {
+		return nil, err
+	}
 	resp := &pb.ListLinksResponse{}
 	for _, v := range s.d.links.views() {
 		l := &pb.LinkStatus{
-			Peer: &pb.Node{NodeId: string(v.peer), RegionId: v.config.Region}, Address: v.config.Address, Connected: v.connected,
+			Peer: &pb.Node{NodeId: string(v.peer), RegionId: v.region}, Address: v.config.Address, Connected: v.connected,
 		}
 		if v.err != nil {
 			l.Error = classify(v.err).Error()
@@ -145,9 +157,13 @@ func estimateToProto(e transfer.Estimate, scale float64) *pb.Estimate {
 // plannerService is PlannerService.
 type plannerService struct {
 	pb.UnimplementedPlannerServiceServer
+	d *Daemon
 }
 
 // Evaluate prices modes from plain numbers.
-func (plannerService) Evaluate(_ context.Context, req *pb.EvaluateRequest) (*pb.EvaluateResponse, error) {
+func (s plannerService) Evaluate(ctx context.Context, req *pb.EvaluateRequest) (*pb.EvaluateResponse, error) {
+	if err := s.d.mayAny(ctx, policy.Observe); err != nil {
+		return nil, err
+	}
 	return Evaluate(req)
 }

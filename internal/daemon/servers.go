@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -80,12 +79,7 @@ func (d *Daemon) serve(parts Parts) (_ *servers, err error) {
 	s.local = d.grpcServer(s.health, localCreds{}, true)
 	s.run(d, "local gRPC", func() error { return s.local.Serve(parts.Local) })
 	if parts.Remote != nil {
-		t := parts.TLS.Clone()
-		t.ClientAuth, t.MinVersion = tls.RequireAndVerifyClientCert, tls.VersionTLS13
-		if t.ClientCAs == nil {
-			t.ClientCAs = t.RootCAs
-		}
-		s.remote = d.grpcServer(s.health, credentials.NewTLS(t), false)
+		s.remote = d.grpcServer(s.health, credentials.NewTLS(d.remoteTLS(parts.TLS)), false)
 		s.run(d, "remote gRPC", func() error { return s.remote.Serve(parts.Remote) })
 	}
 	if parts.Admin != nil {
@@ -134,15 +128,19 @@ func (s *servers) close() {
 }
 
 func (d *Daemon) grpcServer(h *health.Server, creds credentials.TransportCredentials, local bool) *grpc.Server {
-	srv := grpc.NewServer(
+	options := []grpc.ServerOption{
 		grpc.Creds(creds), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.ChainUnaryInterceptor(d.unaryErrors), grpc.ChainStreamInterceptor(d.streamErrors),
-	)
+	}
+	if local {
+		options = append(options, grpc.ChainUnaryInterceptor(d.localUnary), grpc.ChainStreamInterceptor(d.localStream))
+	}
+	srv := grpc.NewServer(options...)
 	if local {
 		pb.RegisterEngineServiceServer(srv, &engineService{d: d})
 	}
 	pb.RegisterMigrationServiceServer(srv, &migrationService{d: d})
-	pb.RegisterPlannerServiceServer(srv, plannerService{})
+	pb.RegisterPlannerServiceServer(srv, plannerService{d: d})
 	pb.RegisterRegionServiceServer(srv, &regionService{d: d})
 	healthpb.RegisterHealthServer(srv, h)
 	reflection.Register(srv)

@@ -55,6 +55,7 @@ const (
 	ReasonDeadline          Reason = "DEADLINE_EXCEEDED"
 	ReasonShuttingDown      Reason = "SHUTTING_DOWN"
 	ReasonPermission        Reason = "PERMISSION_DENIED"
+	ReasonPolicyDenied      Reason = "POLICY_DENIED"
 	ReasonTooManyHops       Reason = "TOO_MANY_HOPS"
 	ReasonStorage           Reason = "STORAGE"
 	ReasonInternal          Reason = "INTERNAL"
@@ -96,6 +97,7 @@ var reasonCodes = map[Reason]codes.Code{
 	ReasonDeadline:          codes.DeadlineExceeded,
 	ReasonShuttingDown:      codes.Unavailable,
 	ReasonPermission:        codes.PermissionDenied,
+	ReasonPolicyDenied:      codes.PermissionDenied,
 	ReasonTooManyHops:       codes.FailedPrecondition,
 	ReasonStorage:           codes.ResourceExhausted,
 	ReasonInternal:          codes.Internal,

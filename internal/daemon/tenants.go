@@ -59,15 +59,6 @@ func (c Config) weight(t kvstore.Tenant) float64 {
 	return 1
 }
 
-// maxRate is the least of the rates that hold what is sent of a tenant to one peer; 0: none does.
-func (c Config) maxRate(t kvstore.Tenant) int64 {
-	link, tenant := c.Link.MaxRate, c.Tenants[string(t)].MaxRate
-	if link == 0 || tenant == 0 {
-		return max(link, tenant)
-	}
-	return min(link, tenant)
-}
-
 // share is how a puller's transfer counts: its tenant is that of the offer whose capability it brought.
 func (d *Daemon) share(_ transfer.Peer, token []byte) transfer.Share {
 	of, err := d.offers.find(token, "")
@@ -75,7 +66,7 @@ func (d *Daemon) share(_ transfer.Peer, token []byte) transfer.Share {
 		return transfer.Share{}
 	}
 	t := of.session.Tenant
-	return transfer.Share{Tenant: string(t), Weight: d.cfg.weight(t), MaxRate: d.cfg.Tenants[string(t)].MaxRate}
+	return transfer.Share{Tenant: string(t), Weight: d.cfg.weight(t), MaxRate: d.tenantRate(t)}
 }
 
 // otherTenant labels what is done for tenants that the configuration does not list, of which there may be any number.

@@ -42,7 +42,7 @@ func TestTicketsByClassTenantAndLink(t *testing.T) {
 			if got := o.price(transfer.PeerID(peer), u, s, int64(blocks)*8192); got != want*8192 {
 				t.Errorf("%s %q %v %v, %d blocks: priced behind %v blocks, want %d", peer, tenant, class, deadline, blocks, float64(got)/8192, want)
 			}
-			if _, before, err := o.make(e, transfer.PeerID(peer), "m", u, s); err != nil || before != want*8192 {
+			if _, before, err := o.make(e, transfer.Peer{ID: transfer.PeerID(peer)}, "m", u, s); err != nil || before != want*8192 {
 				t.Errorf("%s %q %v %v, %d blocks: behind %v blocks, want %d: %v", peer, tenant, class, deadline, blocks, float64(before)/8192, want, err)
 			}
 		}

@@ -137,7 +137,7 @@ func (d *Daemon) tellPeer(p transfer.PeerID) {
 		reached := err == nil
 		if err != nil {
 			f := classify(err)
-			reached = f.Reason == ReasonSessionNotFound || f.Reason == ReasonInvalid || f.Reason == ReasonFenced
+			reached = f.Reason == ReasonSessionNotFound || f.Reason == ReasonInvalid || f.Reason == ReasonFenced || f.Reason == ReasonPolicyDenied
 			if f.Reason == ReasonFenced {
 				d.believe(s, f)
 			}
@@ -162,6 +162,7 @@ func (d *Daemon) believe(s kvstore.Session, f *Failure) {
 	if err := d.sessions.Yield(s.Tenant, s.ID, owner, epoch, repin); err != nil {
 		return // this node's record is the newer one after all
 	}
+	d.audit.grant(auditYield, "self", append(sessionAttrs(s.Tenant, s.ID), slog.String("to", string(owner)), slog.Uint64("epoch", epoch))...)
 	d.log.LogAttrs(context.Background(), slog.LevelWarn, "session yielded", slog.String("session_id", string(s.ID)), slog.String("to", string(owner)), slog.Uint64("epoch", epoch))
 	d.flip(s.Tenant, s.ID, owner, epoch)
 }

@@ -144,7 +144,11 @@ type StatusResponse struct {
 	// The machine that it runs on.
 	Host *HostInfo `protobuf:"bytes,10,opt,name=host,proto3" json:"host,omitempty"`
 	// Its configuration has every migration planned and none carried out.
-	Shadow        bool `protobuf:"varint,11,opt,name=shadow,proto3" json:"shadow,omitempty"`
+	Shadow bool `protobuf:"varint,11,opt,name=shadow,proto3" json:"shadow,omitempty"`
+	// The certificate by which peers and callers know it.
+	Certificate *CertificateStatus `protobuf:"bytes,12,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// The policy file in force; unset without one.
+	Policy        *PolicyStatus `protobuf:"bytes,13,opt,name=policy,proto3" json:"policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -256,6 +260,175 @@ func (x *StatusResponse) GetShadow() bool {
 	return false
 }
 
+func (x *StatusResponse) GetCertificate() *CertificateStatus {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetPolicy() *PolicyStatus {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+// CertificateStatus is the node's certificate in force.
+type CertificateStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Serial number, hexadecimal.
+	Serial string `protobuf:"bytes,1,opt,name=serial,proto3" json:"serial,omitempty"`
+	// Time until it ends; negative when it has.
+	ExpiresIn *durationpb.Duration `protobuf:"bytes,2,opt,name=expires_in,json=expiresIn,proto3" json:"expires_in,omitempty"`
+	// Time until the first of the authorities ends; unset when that is not known.
+	AuthorityExpiresIn *durationpb.Duration `protobuf:"bytes,3,opt,name=authority_expires_in,json=authorityExpiresIn,proto3" json:"authority_expires_in,omitempty"`
+	// Why what the files hold now is not in force; empty when it is.
+	Refused       string `protobuf:"bytes,4,opt,name=refused,proto3" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CertificateStatus) Reset() {
+	*x = CertificateStatus{}
+	mi := &file_kvferry_v1_region_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CertificateStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CertificateStatus) ProtoMessage() {}
+
+func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_region_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CertificateStatus.ProtoReflect.Descriptor instead.
+func (*CertificateStatus) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *CertificateStatus) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *CertificateStatus) GetExpiresIn() *durationpb.Duration {
+	if x != nil {
+		return x.ExpiresIn
+	}
+	return nil
+}
+
+func (x *CertificateStatus) GetAuthorityExpiresIn() *durationpb.Duration {
+	if x != nil {
+		return x.AuthorityExpiresIn
+	}
+	return nil
+}
+
+func (x *CertificateStatus) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+// PolicyStatus is the policy file in force.
+type PolicyStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The file.
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// Its rules: which regions may pull which tenants.
+	Rules int64 `protobuf:"varint,2,opt,name=rules,proto3" json:"rules,omitempty"`
+	// Its callers: who may call over TCP.
+	Callers int64 `protobuf:"varint,3,opt,name=callers,proto3" json:"callers,omitempty"`
+	// Its limits of tenants.
+	Limits int64 `protobuf:"varint,4,opt,name=limits,proto3" json:"limits,omitempty"`
+	// Why what the file holds now is not in force; empty when it is.
+	Refused       string `protobuf:"bytes,5,opt,name=refused,proto3" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyStatus) Reset() {
+	*x = PolicyStatus{}
+	mi := &file_kvferry_v1_region_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyStatus) ProtoMessage() {}
+
+func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_region_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
+func (*PolicyStatus) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PolicyStatus) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *PolicyStatus) GetRules() int64 {
+	if x != nil {
+		return x.Rules
+	}
+	return 0
+}
+
+func (x *PolicyStatus) GetCallers() int64 {
+	if x != nil {
+		return x.Callers
+	}
+	return 0
+}
+
+func (x *PolicyStatus) GetLimits() int64 {
+	if x != nil {
+		return x.Limits
+	}
+	return 0
+}
+
+func (x *PolicyStatus) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
 // HostInfo describes a machine without naming it. What is not known is empty or 0.
 type HostInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -275,7 +448,7 @@ type HostInfo struct {
 
 func (x *HostInfo) Reset() {
 	*x = HostInfo{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[2]
+	mi := &file_kvferry_v1_region_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -287,7 +460,7 @@ func (x *HostInfo) String() string {
 func (*HostInfo) ProtoMessage() {}
 
 func (x *HostInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[2]
+	mi := &file_kvferry_v1_region_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -300,7 +473,7 @@ func (x *HostInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostInfo.ProtoReflect.Descriptor instead.
 func (*HostInfo) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{2}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *HostInfo) GetOs() string {
@@ -383,7 +556,7 @@ type ArenaStatus struct {
 
 func (x *ArenaStatus) Reset() {
 	*x = ArenaStatus{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[3]
+	mi := &file_kvferry_v1_region_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -395,7 +568,7 @@ func (x *ArenaStatus) String() string {
 func (*ArenaStatus) ProtoMessage() {}
 
 func (x *ArenaStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[3]
+	mi := &file_kvferry_v1_region_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -408,7 +581,7 @@ func (x *ArenaStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArenaStatus.ProtoReflect.Descriptor instead.
 func (*ArenaStatus) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{3}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ArenaStatus) GetEngineId() string {
@@ -552,7 +725,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[4]
+	mi := &file_kvferry_v1_region_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -564,7 +737,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[4]
+	mi := &file_kvferry_v1_region_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -577,7 +750,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{4}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListSessionsRequest) GetTenant() string {
@@ -614,7 +787,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[5]
+	mi := &file_kvferry_v1_region_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -626,7 +799,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[5]
+	mi := &file_kvferry_v1_region_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -639,7 +812,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{5}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*SessionStatus {
@@ -671,7 +844,7 @@ type SessionStatus struct {
 
 func (x *SessionStatus) Reset() {
 	*x = SessionStatus{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[6]
+	mi := &file_kvferry_v1_region_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -683,7 +856,7 @@ func (x *SessionStatus) String() string {
 func (*SessionStatus) ProtoMessage() {}
 
 func (x *SessionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[6]
+	mi := &file_kvferry_v1_region_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -696,7 +869,7 @@ func (x *SessionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStatus.ProtoReflect.Descriptor instead.
 func (*SessionStatus) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{6}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SessionStatus) GetSession() *Session {
@@ -729,7 +902,7 @@ type ListLinksRequest struct {
 
 func (x *ListLinksRequest) Reset() {
 	*x = ListLinksRequest{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[7]
+	mi := &file_kvferry_v1_region_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -741,7 +914,7 @@ func (x *ListLinksRequest) String() string {
 func (*ListLinksRequest) ProtoMessage() {}
 
 func (x *ListLinksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[7]
+	mi := &file_kvferry_v1_region_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -754,7 +927,7 @@ func (x *ListLinksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLinksRequest.ProtoReflect.Descriptor instead.
 func (*ListLinksRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{7}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{9}
 }
 
 // ListLinksResponse is the list.
@@ -768,7 +941,7 @@ type ListLinksResponse struct {
 
 func (x *ListLinksResponse) Reset() {
 	*x = ListLinksResponse{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[8]
+	mi := &file_kvferry_v1_region_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -780,7 +953,7 @@ func (x *ListLinksResponse) String() string {
 func (*ListLinksResponse) ProtoMessage() {}
 
 func (x *ListLinksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[8]
+	mi := &file_kvferry_v1_region_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -793,7 +966,7 @@ func (x *ListLinksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLinksResponse.ProtoReflect.Descriptor instead.
 func (*ListLinksResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{8}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListLinksResponse) GetLinks() []*LinkStatus {
@@ -870,7 +1043,7 @@ type LinkStatus struct {
 
 func (x *LinkStatus) Reset() {
 	*x = LinkStatus{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[9]
+	mi := &file_kvferry_v1_region_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -882,7 +1055,7 @@ func (x *LinkStatus) String() string {
 func (*LinkStatus) ProtoMessage() {}
 
 func (x *LinkStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[9]
+	mi := &file_kvferry_v1_region_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -895,7 +1068,7 @@ func (x *LinkStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkStatus.ProtoReflect.Descriptor instead.
 func (*LinkStatus) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{9}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *LinkStatus) GetPeer() *Node {
@@ -1120,7 +1293,7 @@ type PageCoding struct {
 
 func (x *PageCoding) Reset() {
 	*x = PageCoding{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[10]
+	mi := &file_kvferry_v1_region_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1132,7 +1305,7 @@ func (x *PageCoding) String() string {
 func (*PageCoding) ProtoMessage() {}
 
 func (x *PageCoding) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[10]
+	mi := &file_kvferry_v1_region_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1145,7 +1318,7 @@ func (x *PageCoding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageCoding.ProtoReflect.Descriptor instead.
 func (*PageCoding) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{10}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PageCoding) GetPageBytes() int64 {
@@ -1202,7 +1375,7 @@ type Estimate struct {
 
 func (x *Estimate) Reset() {
 	*x = Estimate{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[11]
+	mi := &file_kvferry_v1_region_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1214,7 +1387,7 @@ func (x *Estimate) String() string {
 func (*Estimate) ProtoMessage() {}
 
 func (x *Estimate) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[11]
+	mi := &file_kvferry_v1_region_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1227,7 +1400,7 @@ func (x *Estimate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Estimate.ProtoReflect.Descriptor instead.
 func (*Estimate) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{11}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Estimate) GetValue() float64 {
@@ -1271,7 +1444,7 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\n" +
 	"\x17kvferry/v1/region.proto\x12\n" +
 	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvferry/v1/common.proto\"\x0f\n" +
-	"\rStatusRequest\"\x9f\x03\n" +
+	"\rStatusRequest\"\x92\x04\n" +
 	"\x0eStatusResponse\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.kvferry.v1.NodeR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x121\n" +
@@ -1286,7 +1459,21 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\x06offers\x18\t \x01(\x03R\x06offers\x12(\n" +
 	"\x04host\x18\n" +
 	" \x01(\v2\x14.kvferry.v1.HostInfoR\x04host\x12\x16\n" +
-	"\x06shadow\x18\v \x01(\bR\x06shadow\"n\n" +
+	"\x06shadow\x18\v \x01(\bR\x06shadow\x12?\n" +
+	"\vcertificate\x18\f \x01(\v2\x1d.kvferry.v1.CertificateStatusR\vcertificate\x120\n" +
+	"\x06policy\x18\r \x01(\v2\x18.kvferry.v1.PolicyStatusR\x06policy\"\xcc\x01\n" +
+	"\x11CertificateStatus\x12\x16\n" +
+	"\x06serial\x18\x01 \x01(\tR\x06serial\x128\n" +
+	"\n" +
+	"expires_in\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\texpiresIn\x12K\n" +
+	"\x14authority_expires_in\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x12authorityExpiresIn\x12\x18\n" +
+	"\arefused\x18\x04 \x01(\tR\arefused\"\x84\x01\n" +
+	"\fPolicyStatus\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
+	"\x05rules\x18\x02 \x01(\x03R\x05rules\x12\x18\n" +
+	"\acallers\x18\x03 \x01(\x03R\acallers\x12\x16\n" +
+	"\x06limits\x18\x04 \x01(\x03R\x06limits\x12\x18\n" +
+	"\arefused\x18\x05 \x01(\tR\arefused\"n\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02os\x18\x01 \x01(\tR\x02os\x12\x12\n" +
 	"\x04arch\x18\x02 \x01(\tR\x04arch\x12\x10\n" +
@@ -1410,62 +1597,68 @@ func file_kvferry_v1_region_proto_rawDescGZIP() []byte {
 }
 
 var file_kvferry_v1_region_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvferry_v1_region_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_kvferry_v1_region_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_kvferry_v1_region_proto_goTypes = []any{
 	(EstimateBasis)(0),           // 0: kvferry.v1.EstimateBasis
 	(*StatusRequest)(nil),        // 1: kvferry.v1.StatusRequest
 	(*StatusResponse)(nil),       // 2: kvferry.v1.StatusResponse
-	(*HostInfo)(nil),             // 3: kvferry.v1.HostInfo
-	(*ArenaStatus)(nil),          // 4: kvferry.v1.ArenaStatus
-	(*ListSessionsRequest)(nil),  // 5: kvferry.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil), // 6: kvferry.v1.ListSessionsResponse
-	(*SessionStatus)(nil),        // 7: kvferry.v1.SessionStatus
-	(*ListLinksRequest)(nil),     // 8: kvferry.v1.ListLinksRequest
-	(*ListLinksResponse)(nil),    // 9: kvferry.v1.ListLinksResponse
-	(*LinkStatus)(nil),           // 10: kvferry.v1.LinkStatus
-	(*PageCoding)(nil),           // 11: kvferry.v1.PageCoding
-	(*Estimate)(nil),             // 12: kvferry.v1.Estimate
-	(*Node)(nil),                 // 13: kvferry.v1.Node
-	(*durationpb.Duration)(nil),  // 14: google.protobuf.Duration
-	(*Layout)(nil),               // 15: kvferry.v1.Layout
-	(*Session)(nil),              // 16: kvferry.v1.Session
+	(*CertificateStatus)(nil),    // 3: kvferry.v1.CertificateStatus
+	(*PolicyStatus)(nil),         // 4: kvferry.v1.PolicyStatus
+	(*HostInfo)(nil),             // 5: kvferry.v1.HostInfo
+	(*ArenaStatus)(nil),          // 6: kvferry.v1.ArenaStatus
+	(*ListSessionsRequest)(nil),  // 7: kvferry.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil), // 8: kvferry.v1.ListSessionsResponse
+	(*SessionStatus)(nil),        // 9: kvferry.v1.SessionStatus
+	(*ListLinksRequest)(nil),     // 10: kvferry.v1.ListLinksRequest
+	(*ListLinksResponse)(nil),    // 11: kvferry.v1.ListLinksResponse
+	(*LinkStatus)(nil),           // 12: kvferry.v1.LinkStatus
+	(*PageCoding)(nil),           // 13: kvferry.v1.PageCoding
+	(*Estimate)(nil),             // 14: kvferry.v1.Estimate
+	(*Node)(nil),                 // 15: kvferry.v1.Node
+	(*durationpb.Duration)(nil),  // 16: google.protobuf.Duration
+	(*Layout)(nil),               // 17: kvferry.v1.Layout
+	(*Session)(nil),              // 18: kvferry.v1.Session
 }
 var file_kvferry_v1_region_proto_depIdxs = []int32{
-	13, // 0: kvferry.v1.StatusResponse.node:type_name -> kvferry.v1.Node
-	14, // 1: kvferry.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	4,  // 2: kvferry.v1.StatusResponse.arenas:type_name -> kvferry.v1.ArenaStatus
-	3,  // 3: kvferry.v1.StatusResponse.host:type_name -> kvferry.v1.HostInfo
-	15, // 4: kvferry.v1.ArenaStatus.layout:type_name -> kvferry.v1.Layout
-	7,  // 5: kvferry.v1.ListSessionsResponse.sessions:type_name -> kvferry.v1.SessionStatus
-	16, // 6: kvferry.v1.SessionStatus.session:type_name -> kvferry.v1.Session
-	10, // 7: kvferry.v1.ListLinksResponse.links:type_name -> kvferry.v1.LinkStatus
-	13, // 8: kvferry.v1.LinkStatus.peer:type_name -> kvferry.v1.Node
-	14, // 9: kvferry.v1.LinkStatus.rtt_min:type_name -> google.protobuf.Duration
-	14, // 10: kvferry.v1.LinkStatus.rtt_smoothed:type_name -> google.protobuf.Duration
-	14, // 11: kvferry.v1.LinkStatus.age:type_name -> google.protobuf.Duration
-	12, // 12: kvferry.v1.LinkStatus.goodput:type_name -> kvferry.v1.Estimate
-	12, // 13: kvferry.v1.LinkStatus.capacity:type_name -> kvferry.v1.Estimate
-	12, // 14: kvferry.v1.LinkStatus.rtt:type_name -> kvferry.v1.Estimate
-	12, // 15: kvferry.v1.LinkStatus.loss:type_name -> kvferry.v1.Estimate
-	12, // 16: kvferry.v1.LinkStatus.ramp:type_name -> kvferry.v1.Estimate
-	12, // 17: kvferry.v1.LinkStatus.codec_ratio:type_name -> kvferry.v1.Estimate
-	12, // 18: kvferry.v1.LinkStatus.codec_rate:type_name -> kvferry.v1.Estimate
-	11, // 19: kvferry.v1.LinkStatus.pages_sent:type_name -> kvferry.v1.PageCoding
-	11, // 20: kvferry.v1.LinkStatus.pages_received:type_name -> kvferry.v1.PageCoding
-	14, // 21: kvferry.v1.PageCoding.busy:type_name -> google.protobuf.Duration
-	14, // 22: kvferry.v1.Estimate.age:type_name -> google.protobuf.Duration
-	0,  // 23: kvferry.v1.Estimate.basis:type_name -> kvferry.v1.EstimateBasis
-	1,  // 24: kvferry.v1.RegionService.Status:input_type -> kvferry.v1.StatusRequest
-	5,  // 25: kvferry.v1.RegionService.ListSessions:input_type -> kvferry.v1.ListSessionsRequest
-	8,  // 26: kvferry.v1.RegionService.ListLinks:input_type -> kvferry.v1.ListLinksRequest
-	2,  // 27: kvferry.v1.RegionService.Status:output_type -> kvferry.v1.StatusResponse
-	6,  // 28: kvferry.v1.RegionService.ListSessions:output_type -> kvferry.v1.ListSessionsResponse
-	9,  // 29: kvferry.v1.RegionService.ListLinks:output_type -> kvferry.v1.ListLinksResponse
-	27, // [27:30] is the sub-list for method output_type
-	24, // [24:27] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	15, // 0: kvferry.v1.StatusResponse.node:type_name -> kvferry.v1.Node
+	16, // 1: kvferry.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	6,  // 2: kvferry.v1.StatusResponse.arenas:type_name -> kvferry.v1.ArenaStatus
+	5,  // 3: kvferry.v1.StatusResponse.host:type_name -> kvferry.v1.HostInfo
+	3,  // 4: kvferry.v1.StatusResponse.certificate:type_name -> kvferry.v1.CertificateStatus
+	4,  // 5: kvferry.v1.StatusResponse.policy:type_name -> kvferry.v1.PolicyStatus
+	16, // 6: kvferry.v1.CertificateStatus.expires_in:type_name -> google.protobuf.Duration
+	16, // 7: kvferry.v1.CertificateStatus.authority_expires_in:type_name -> google.protobuf.Duration
+	17, // 8: kvferry.v1.ArenaStatus.layout:type_name -> kvferry.v1.Layout
+	9,  // 9: kvferry.v1.ListSessionsResponse.sessions:type_name -> kvferry.v1.SessionStatus
+	18, // 10: kvferry.v1.SessionStatus.session:type_name -> kvferry.v1.Session
+	12, // 11: kvferry.v1.ListLinksResponse.links:type_name -> kvferry.v1.LinkStatus
+	15, // 12: kvferry.v1.LinkStatus.peer:type_name -> kvferry.v1.Node
+	16, // 13: kvferry.v1.LinkStatus.rtt_min:type_name -> google.protobuf.Duration
+	16, // 14: kvferry.v1.LinkStatus.rtt_smoothed:type_name -> google.protobuf.Duration
+	16, // 15: kvferry.v1.LinkStatus.age:type_name -> google.protobuf.Duration
+	14, // 16: kvferry.v1.LinkStatus.goodput:type_name -> kvferry.v1.Estimate
+	14, // 17: kvferry.v1.LinkStatus.capacity:type_name -> kvferry.v1.Estimate
+	14, // 18: kvferry.v1.LinkStatus.rtt:type_name -> kvferry.v1.Estimate
+	14, // 19: kvferry.v1.LinkStatus.loss:type_name -> kvferry.v1.Estimate
+	14, // 20: kvferry.v1.LinkStatus.ramp:type_name -> kvferry.v1.Estimate
+	14, // 21: kvferry.v1.LinkStatus.codec_ratio:type_name -> kvferry.v1.Estimate
+	14, // 22: kvferry.v1.LinkStatus.codec_rate:type_name -> kvferry.v1.Estimate
+	13, // 23: kvferry.v1.LinkStatus.pages_sent:type_name -> kvferry.v1.PageCoding
+	13, // 24: kvferry.v1.LinkStatus.pages_received:type_name -> kvferry.v1.PageCoding
+	16, // 25: kvferry.v1.PageCoding.busy:type_name -> google.protobuf.Duration
+	16, // 26: kvferry.v1.Estimate.age:type_name -> google.protobuf.Duration
+	0,  // 27: kvferry.v1.Estimate.basis:type_name -> kvferry.v1.EstimateBasis
+	1,  // 28: kvferry.v1.RegionService.Status:input_type -> kvferry.v1.StatusRequest
+	7,  // 29: kvferry.v1.RegionService.ListSessions:input_type -> kvferry.v1.ListSessionsRequest
+	10, // 30: kvferry.v1.RegionService.ListLinks:input_type -> kvferry.v1.ListLinksRequest
+	2,  // 31: kvferry.v1.RegionService.Status:output_type -> kvferry.v1.StatusResponse
+	8,  // 32: kvferry.v1.RegionService.ListSessions:output_type -> kvferry.v1.ListSessionsResponse
+	11, // 33: kvferry.v1.RegionService.ListLinks:output_type -> kvferry.v1.ListLinksResponse
+	31, // [31:34] is the sub-list for method output_type
+	28, // [28:31] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_kvferry_v1_region_proto_init() }
@@ -1480,7 +1673,7 @@ func file_kvferry_v1_region_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvferry_v1_region_proto_rawDesc), len(file_kvferry_v1_region_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
