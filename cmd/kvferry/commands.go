@@ -13,6 +13,7 @@ func (a *app) commands() []*cobra.Command {
 		a.newLinks(),
 		a.newStatus(),
 		a.newCerts(),
+		a.newPolicy(),
 		a.newDemo(),
 		a.newBench(),
 		a.newDoctor(),

@@ -107,6 +107,7 @@ var reasonExits = map[daemon.Reason]exitCode{
 	daemon.ReasonDeadline:          exitFailed,
 	daemon.ReasonShuttingDown:      exitUnreachable,
 	daemon.ReasonPermission:        exitRefused,
+	daemon.ReasonPolicyDenied:      exitRefused,
 	daemon.ReasonTooManyHops:       exitRefused,
 	daemon.ReasonStorage:           exitFailed,
 	daemon.ReasonInternal:          exitFailed,

@@ -22,7 +22,8 @@ func (a *app) newStatus() *cobra.Command {
 				v := statusView{
 					Node: viewNode(s.GetNode()), Version: s.GetVersion(), UptimeSeconds: seconds(s.GetUptime()), GPU: s.GetGpu(),
 					Shadow: s.GetShadow(), ActiveMigrations: s.GetActiveMigrations(), Offers: s.GetOffers(), EgressBacklogBytes: s.GetEgressBacklogBytes(),
-					Goroutines: s.GetGoroutines(), Arenas: make([]arenaView, 0, len(s.GetArenas())),
+					Goroutines: s.GetGoroutines(), Certificate: viewCertificate(s.GetCertificate()), Policy: viewPolicy(s.GetPolicy()),
+					Arenas: make([]arenaView, 0, len(s.GetArenas())),
 				}
 				for _, ar := range s.GetArenas() {
 					v.Arenas = append(v.Arenas, viewArena(ar))
@@ -39,6 +40,8 @@ func (v statusView) table(w io.Writer) {
 	if v.Shadow {
 		row(w, "mode:", "shadow: migrations are planned and logged, nothing moves; 'kvferry plans' shows them")
 	}
+	row(w, "certificate:", v.Certificate.text())
+	row(w, "policy:", v.Policy.text())
 	row(w, "up:", secondsText(v.UptimeSeconds))
 	row(w, "gpu:", dash(v.GPU))
 	row(w, "migrations:", fmt.Sprintf("%d active, %d offers out", v.ActiveMigrations, v.Offers))

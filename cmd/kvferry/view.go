@@ -320,5 +320,64 @@ type statusView struct {
 	Offers             int64       `json:"offers"`
 	EgressBacklogBytes int64       `json:"egress_backlog_bytes"`
 	Goroutines         int64       `json:"goroutines"`
+	Certificate        *certStatus `json:"certificate"`
+	Policy             *policyStat `json:"policy"`
 	Arenas             []arenaView `json:"arenas"`
+}
+
+// certStatus is a daemon's certificate.
+type certStatus struct {
+	Serial                    string  `json:"serial"`
+	ExpiresInSeconds          float64 `json:"expires_in_seconds"`
+	AuthorityExpiresInSeconds float64 `json:"authority_expires_in_seconds"`
+	Refused                   string  `json:"refused"`
+}
+
+// policyStat is a daemon's policy.
+type policyStat struct {
+	Path    string `json:"path"`
+	Rules   int64  `json:"rules"`
+	Callers int64  `json:"callers"`
+	Limits  int64  `json:"limits"`
+	Refused string `json:"refused"`
+}
+
+func viewCertificate(c *pb.CertificateStatus) *certStatus {
+	if c == nil { // of an older daemon
+		return nil
+	}
+	return &certStatus{c.GetSerial(), seconds(c.GetExpiresIn()), seconds(c.GetAuthorityExpiresIn()), c.GetRefused()}
+}
+
+func viewPolicy(p *pb.PolicyStatus) *policyStat {
+	if p == nil {
+		return nil
+	}
+	return &policyStat{p.GetPath(), p.GetRules(), p.GetCallers(), p.GetLimits(), p.GetRefused()}
+}
+
+func (c *certStatus) text() string {
+	if c == nil {
+		return "-"
+	}
+	out := fmt.Sprintf("serial %s, ends in %.1f days", c.Serial, c.ExpiresInSeconds/86400)
+	if c.AuthorityExpiresInSeconds != 0 {
+		out += fmt.Sprintf(", the authority in %.1f", c.AuthorityExpiresInSeconds/86400)
+	}
+	return out + refusedText(c.Refused)
+}
+
+func (p *policyStat) text() string {
+	if p == nil {
+		return "none: any node of the authority may pull"
+	}
+	return fmt.Sprintf("%s: %d rules, %d callers, %d limits", p.Path, p.Rules, p.Callers, p.Limits) + refusedText(p.Refused)
+}
+
+// refusedText tells of a file that has changed and is not in force.
+func refusedText(why string) string {
+	if why == "" {
+		return ""
+	}
+	return "; REFUSED, the one before is in force: " + why
 }
