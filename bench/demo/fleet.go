@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/kvferry/kvferry/bench/procs"
 	"github.com/kvferry/kvferry/bench/wan"
 	"github.com/kvferry/kvferry/internal/certs"
 	"github.com/kvferry/kvferry/internal/daemon"
@@ -25,7 +26,7 @@ type Fleet struct {
 	cfg    Config
 	relays []*wan.Relay
 	links  []*wan.Link
-	procs  *procs
+	procs  *procs.Group
 }
 
 // startTimeout bounds the start of one process; a loaded machine needs seconds for the engine's warm-up.
@@ -41,7 +42,7 @@ func Start(ctx context.Context, cfg Config) (_ *Fleet, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("create directory: %w", err)
 	}
-	f := &Fleet{Dir: dir, cfg: cfg, procs: newProcs()}
+	f := &Fleet{Dir: dir, cfg: cfg, procs: procs.Open()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, f.Close())
@@ -127,7 +128,7 @@ func (f *Fleet) Close() error {
 			r.close()
 		}
 	}
-	errs := []error{f.procs.close()}
+	errs := []error{f.procs.Close()}
 	for _, r := range f.relays {
 		errs = append(errs, r.Close())
 	}

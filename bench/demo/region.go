@@ -1,21 +1,16 @@
 package demo
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"path/filepath"
 	"strconv"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/kvferry/kvferry/bench/procs"
 	"github.com/kvferry/kvferry/bench/refengine"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
@@ -30,22 +25,23 @@ type Region struct {
 	fleet  *Fleet
 	quic   string // where the daemon listens
 	relay  string // where peers reach it, through the WAN
-	daemon *process
-	engine *process
-	http   *http.Client
+	daemon *procs.Process
+	engine *procs.Process
+	http   *refengine.Client
 }
 
 func newRegion(f *Fleet, name string, _ *Config) *Region {
 	r := &Region{Name: name, fleet: f}
-	r.http = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", r.engineSocket())
-	}}}
+	r.http = refengine.NewClient(r.engineAddr())
 	return r
 }
 
-func (r *Region) node() string         { return r.Name + "-1" }
-func (r *Region) socket() string       { return filepath.Join(r.fleet.Dir, r.Name+".sock") }
-func (r *Region) engineSocket() string { return filepath.Join(r.fleet.Dir, r.Name+"-engine.sock") }
+func (r *Region) node() string   { return r.Name + "-1" }
+func (r *Region) socket() string { return filepath.Join(r.fleet.Dir, r.Name+".sock") }
+func (r *Region) engineAddr() string {
+	return "unix://" + filepath.Join(r.fleet.Dir, r.Name+"-engine.sock")
+}
+
 func (r *Region) logFile(what string) string {
 	return filepath.Join(r.fleet.Dir, r.Name+"-"+what+".log")
 }
@@ -69,7 +65,7 @@ func (r *Region) startDaemon(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if r.daemon, err = r.fleet.procs.run("kvferryd of "+r.Name, r.logFile("kvferryd"), r.fleet.cfg.Kvferryd, "--config", path); err != nil {
+	if r.daemon, err = r.fleet.procs.Run(procs.Command{Name: "kvferryd of " + r.Name, Log: r.logFile("kvferryd"), Bin: r.fleet.cfg.Kvferryd, Args: []string{"--config", path}}); err != nil {
 		return err
 	}
 	if r.Daemon == nil {
@@ -93,41 +89,24 @@ func (r *Region) startEngine(ctx context.Context, watermark bool) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"refengine", "--daemon", r.Addr(), "--id", r.EngineID(), "--listen", "unix://" + r.engineSocket(), "--shape", string(shape)}
+	args := []string{"refengine", "--daemon", r.Addr(), "--id", r.EngineID(), "--listen", r.engineAddr(), "--shape", string(shape)}
 	if watermark {
 		args = append(args, "--watermark", strconv.FormatUint(r.fleet.cfg.Seed+7, 10))
 	}
-	if r.engine, err = r.fleet.procs.run("engine of "+r.Name, r.logFile("engine"), r.fleet.cfg.Kvferry, args...); err != nil {
+	if r.engine, err = r.fleet.procs.Run(procs.Command{Name: "engine of " + r.Name, Log: r.logFile("engine"), Bin: r.fleet.cfg.Kvferry, Args: args}); err != nil {
 		return err
 	}
 	return r.await(ctx, r.engine, func(ctx context.Context) error {
-		return r.call(ctx, http.MethodGet, "/status", nil, &refengine.Status{})
+		_, err := r.http.Status(ctx)
+		return err
 	})
 }
 
 // await polls until ready answers without an error.
-func (r *Region) await(ctx context.Context, pr *process, ready func(context.Context) error) error {
+func (r *Region) await(ctx context.Context, p *procs.Process, ready func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	var last error
-	for {
-		attempt, done := context.WithTimeout(ctx, time.Second)
-		last = ready(attempt)
-		done()
-		if last == nil {
-			return nil
-		}
-		timer := time.NewTimer(20 * time.Millisecond)
-		select {
-		case <-pr.done:
-			timer.Stop()
-			return pr.failed()
-		case <-ctx.Done():
-			timer.Stop()
-			return fmt.Errorf("wait for %s: %w (last: %w)", pr.name, context.Cause(ctx), last)
-		case <-timer.C:
-		}
-	}
+	return p.Await(ctx, ready)
 }
 
 // Status asks the daemon.
@@ -137,55 +116,19 @@ func (r *Region) Status(ctx context.Context) (*pb.StatusResponse, error) {
 
 // Generate runs one turn on the region's engine.
 func (r *Region) Generate(ctx context.Context, req refengine.Request) (*refengine.Result, error) {
-	var res refengine.Result
-	if err := r.call(ctx, http.MethodPost, "/generate", req, &res); err != nil {
+	res, err := r.http.Generate(ctx, req)
+	if err != nil {
 		return nil, fmt.Errorf("engine of %s: %w", r.Name, err)
 	}
-	return &res, nil
+	return res, nil
 }
 
 // Forget drops the engine's own cache, so that the next turn reads the arena.
-func (r *Region) Forget(ctx context.Context) error {
-	return r.call(ctx, http.MethodPost, "/forget", struct{}{}, &struct{}{})
-}
-
-func (r *Region) call(ctx context.Context, method, path string, in, out any) error {
-	var body io.Reader
-	if in != nil {
-		data, err := json.Marshal(in)
-		if err != nil {
-			return err
-		}
-		body = bytes.NewReader(data)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://engine"+path, body)
-	if err != nil {
-		return err
-	}
-	resp, err := r.http.Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusOK {
-		var fail struct {
-			Error string `json:"error"`
-		}
-		if json.Unmarshal(data, &fail) == nil && fail.Error != "" {
-			return errors.New(fail.Error)
-		}
-		return fmt.Errorf("%s %s: %s", method, path, resp.Status)
-	}
-	return json.Unmarshal(data, out)
-}
+func (r *Region) Forget(ctx context.Context) error { return r.http.Forget(ctx) }
 
 func (r *Region) close() {
 	if r.Daemon != nil {
 		_ = r.Daemon.Close()
 	}
-	r.http.CloseIdleConnections()
+	_ = r.http.Close()
 }

@@ -19,6 +19,7 @@ const maxRequestBytes = 8 << 20
 //	POST /generate   a Request; answers a Result
 //	GET  /status     answers a Status
 //	POST /forget     drops the engine's own cache; answers {}
+//	POST /verify     a VerifyRequest, of a paced engine; answers a Verified
 //
 // and what [Completions] serves.
 //
@@ -39,17 +40,38 @@ func Handler(e *Engine) http.Handler {
 		}
 		reply(w, http.StatusOK, struct{}{})
 	})
+	mux.HandleFunc("POST /verify", func(w http.ResponseWriter, r *http.Request) { serveVerify(e, w, r) })
 	return mux
+}
+
+func serveVerify(e *Engine, w http.ResponseWriter, r *http.Request) {
+	var req VerifyRequest
+	if err := decode(w, r, &req); err != nil {
+		reply(w, http.StatusBadRequest, errorBody{Error: err.Error()})
+		return
+	}
+	out, err := e.Verify(r.Context(), req)
+	if err != nil {
+		replyError(w, err, nil)
+		return
+	}
+	reply(w, http.StatusOK, out)
+}
+
+// decode reads one JSON object, strictly.
+func decode(w http.ResponseWriter, r *http.Request, into any) error {
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequestBytes))
+	d.DisallowUnknownFields()
+	err := d.Decode(into)
+	if err == nil && d.More() {
+		err = errors.New("data after the request")
+	}
+	return err
 }
 
 func serveGenerate(e *Engine, w http.ResponseWriter, r *http.Request) {
 	var req Request
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequestBytes))
-	d.DisallowUnknownFields()
-	err := d.Decode(&req)
-	if err == nil && d.More() {
-		err = errors.New("data after the request")
-	}
+	err := decode(w, r, &req)
 	if err == nil {
 		err = req.validate(e.cfg.Model)
 	}
