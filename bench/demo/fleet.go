@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -90,7 +89,7 @@ func (f *Fleet) certificates() error {
 
 // network picks the daemons' ports and puts a relay before each; both relays share one pair of links, like a WAN.
 func (f *Fleet) network() error {
-	ports, err := freePorts(2)
+	ports, err := procs.FreePorts("udp", 2)
 	if err != nil {
 		return err
 	}
@@ -105,20 +104,6 @@ func (f *Fleet) network() error {
 		r.relay = relay.Addr().String()
 	}
 	return nil
-}
-
-// freePorts finds loopback UDP addresses that nobody uses now.
-func freePorts(n int) ([]string, error) {
-	out := make([]string, n)
-	for i := range out {
-		c, err := net.ListenPacket("udp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("find a free port: %w", err)
-		}
-		defer func() { _ = c.Close() }()
-		out[i] = c.LocalAddr().String()
-	}
-	return out, nil
 }
 
 // Close ends the processes, the relays and the files. It waits and may be called more than once.
