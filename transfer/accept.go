@@ -143,7 +143,7 @@ const maxLinks = 8
 // acceptedLink returns the link that a stripe belongs to. A peer with another
 // incarnation than its links has restarted: those links are ended.
 func (a *Agent) acceptedLink(peer Peer, nonce wire.Nonce) (*Link, error) {
-	var old []*Link
+	var old, earlier []*Link
 	var found *Link
 	accepted := 0
 	a.mu.Lock()
@@ -156,6 +156,8 @@ func (a *Agent) acceptedLink(peer Peer, nonce wire.Nonce) (*Link, error) {
 			accepted++
 			if l.nonce == nonce {
 				found = l
+			} else {
+				earlier = append(earlier, l)
 			}
 		}
 	}
@@ -166,6 +168,9 @@ func (a *Agent) acceptedLink(peer Peer, nonce wire.Nonce) (*Link, error) {
 		a.mu.links[found] = struct{}{}
 		a.metrics.links.Inc()
 		defer found.pushMetadata()
+		for _, l := range earlier {
+			l.superseded()
+		}
 	}
 	a.mu.Unlock()
 	for _, l := range old {

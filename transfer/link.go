@@ -74,6 +74,7 @@ type Link struct {
 		ended      bool
 		ending     bool // endSoon was called
 		joining    int  // stripes that were admitted and have not joined
+		superseded bool // whether the peer has given the link up is being found out
 		probing    bool
 		heardAt    time.Time // when some stripe was last found to have received a packet
 		aliveSince time.Time // when that was the case again after an outage

@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/quic-go/quic-go"
@@ -76,6 +77,44 @@ func (l *Link) probe() {
 		}
 	}
 	l.wg.Go(func() { l.judge(before) })
+}
+
+// superseded is told of an accepted link whose peer has dialled another one: a peer keeps one, so it has given this one up, and where its
+// word of that was lost, as in an outage, nobody else would say so before the idle timeout. What the link serves would be held until
+// then. It is pinged, and ends unless a packet comes in return.
+func (l *Link) superseded() {
+	ping, err := wire.AppendFrame(nil, wire.TypePing, 0, 0, nil)
+	if err != nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.ended || l.mu.superseded {
+		return
+	}
+	l.mu.superseded = true
+	before := make(map[*stripe]uint64, len(l.mu.stripes))
+	for _, s := range l.mu.stripes {
+		before[s] = s.conn.ConnectionStats().PacketsReceived
+		if l.out.pushOver(ping, s) != nil {
+			break
+		}
+	}
+	l.wg.Go(func() { // owner: the link; ends probeTimeout later, or with it
+		if !l.pause(probeTimeout) {
+			return
+		}
+		l.mu.Lock()
+		silent := true
+		for _, s := range l.mu.stripes { // of one that has joined meanwhile any packet counts
+			silent = silent && s.conn.ConnectionStats().PacketsReceived <= before[s]
+		}
+		l.mu.superseded = false
+		l.mu.Unlock()
+		if silent {
+			l.endSoon(fmt.Errorf("peer %q has dialled anew: %w", l.want, ErrPeerGone), CodePeerGone)
+		}
+	})
 }
 
 // closeStripe closes a stripe that the peer has lost, which this side may not

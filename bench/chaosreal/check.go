@@ -29,8 +29,10 @@ func (r *run) check(ctx context.Context, before [nodeCount]usage) {
 	r.onward(ctx)
 	r.fail(r.owners(ctx, true))
 	r.pages(ctx)
-	r.fail(r.idle(ctx))
-	r.fail(r.grown(ctx, before))
+	if err := errors.Join(r.idle(ctx), r.grown(ctx, before)); err != nil {
+		r.fail(err)
+		r.dump(ctx)
+	}
 	r.logf("stopping")
 	r.end()
 }
@@ -217,19 +219,41 @@ func (r *run) idle(ctx context.Context) error {
 	})
 }
 
-// scrape reads the daemon's metrics.
-func (n *node) scrape(ctx context.Context) (map[string]float64, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.admin+"/metrics", nil)
+// dump writes what every daemon's goroutines do, beside the logs.
+func (r *run) dump(ctx context.Context) {
+	for _, n := range r.f.nodes {
+		data, err := n.get(ctx, "/debug/pprof/goroutine?debug=2")
+		if err == nil {
+			err = os.WriteFile(r.f.path(n.name+"-goroutines.txt"), data, 0o600)
+		}
+		if err != nil {
+			r.logf("dump the goroutines of %s: %v", n.name, err)
+		}
+	}
+}
+
+// get reads a page of the daemon's admin server.
+func (n *node) get(ctx context.Context, path string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.admin+path, nil)
 	if err != nil {
 		return nil, err
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("read the metrics of %s: %w", n.name, err)
+		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
+	return io.ReadAll(io.LimitReader(resp.Body, 64<<20))
+}
+
+// scrape reads the daemon's metrics.
+func (n *node) scrape(ctx context.Context) (map[string]float64, error) {
+	data, err := n.get(ctx, "/metrics")
+	if err != nil {
+		return nil, fmt.Errorf("read the metrics of %s: %w", n.name, err)
+	}
 	out := map[string]float64{}
-	lines := bufio.NewScanner(io.LimitReader(resp.Body, 16<<20))
+	lines := bufio.NewScanner(bytes.NewReader(data))
 	for lines.Scan() {
 		at := strings.LastIndexByte(lines.Text(), ' ')
 		if at < 0 || strings.HasPrefix(lines.Text(), "#") {

@@ -37,7 +37,7 @@ type fleetOptions struct {
 
 // runWAN is the path between two nodes of a run: slow enough for faults to find a transfer under way.
 func runWAN() wan.Model {
-	return wan.Model{RTT: 8 * time.Millisecond, Rate: 100e6}
+	return wan.Model{RTT: 8 * time.Millisecond, Rate: 40e6}
 }
 
 // openFleet brings a fleet up. close is owed.

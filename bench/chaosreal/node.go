@@ -63,7 +63,7 @@ var shape = refengine.ModelConfig{Layers: 8, Hidden: 64, KVHeads: 2, HeadDim: 64
 
 const (
 	blockTokens  = 16
-	prefillSpeed = 1500 // tokens a second: on the run's path a fetch is the faster way
+	prefillSpeed = 1000 // tokens a second: on the run's path a fetch is the faster way
 	decodeSpeed  = 1e6
 	arenaSlots   = 512
 )
@@ -124,7 +124,7 @@ func (n *node) config() (string, error) {
 	f := n.f
 	cfg := daemon.Config{
 		Node:   daemon.NodeConfig{ID: n.name, Region: n.region()},
-		Listen: daemon.ListenConfig{Unix: n.socket(), GRPC: "off", Admin: n.admin, QUIC: n.quic},
+		Listen: daemon.ListenConfig{Unix: n.socket(), GRPC: "off", Admin: n.admin, Pprof: true, QUIC: n.quic},
 		TLS:    daemon.TLSConfig{CA: f.path("ca.crt"), Cert: f.path(n.name + ".crt"), Key: f.path(n.name + ".key")},
 		Arena:  daemon.ArenaConfig{Dir: n.arenaDir(), Bytes: arenaSlots * layout().Stride(), Lock: &lock},
 		Link:   daemon.LinkConfig{ConnectTimeout: connectTimeout, ProgressTimeout: progressTimeout},
