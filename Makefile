@@ -1,7 +1,7 @@
 # kvferry: every target is at most three lines; what CI runs is .ci/run, which calls these targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build demo test bench-wan bench-codec-wan bench-repair netns race chaos chaos-planted fuzz lint fmt proto proto-check tidy-check dep-check cover clean ci
+.PHONY: help build demo test bench-wan bench-codec-wan bench-repair netns race chaos chaos-planted chaos-real fuzz lint fmt proto proto-check tidy-check dep-check cover clean ci
 
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.1.0-dev)
 COMMIT   ?= $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null)
@@ -50,6 +50,10 @@ chaos: ## N runs (1000) of three daemons under seeded faults, from seed SEED (1)
 
 chaos-planted: ## whether the chaos runs find each of the bugs that can be planted (a minute)
 	go test -tags chaos -count=1 -timeout 30m -v -run '^TestPlanted$$' ./bench/chaos
+
+chaos-real: N := 30
+chaos-real: ## N runs (30) of three daemons and their engines as processes under seeded faults, from seed SEED (1) on; a table (2 minutes)
+	go test -tags e2e -count=1 -timeout 60m -v -run '^TestChaosReal$$' ./bench/chaosreal -args -n $(N) -seed $(SEED) -keep
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	FUZZTIME=$(FUZZTIME) .ci/fuzz

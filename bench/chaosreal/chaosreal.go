@@ -19,8 +19,8 @@ import (
 type Table struct {
 	// Runs that were made, and how many of them broke a promise.
 	Runs, Failed int
-	// Faults by kind.
-	Faults map[Kind]*Row
+	// Faults by kind; those that daemons did to themselves, see internal/fault, by "own " and its kind.
+	Faults map[string]*Row
 	// Codes of migrations that ended other than well, by how often.
 	Codes map[string]int
 	// Migrations that the plans had, the closing ones not counted.
@@ -35,7 +35,7 @@ type Table struct {
 type Row struct {
 	// Fired is how many struck, Moot how many of them found nothing to strike.
 	Fired, Moot int
-	// Outcomes counts, by name, how the migrations ended that they struck.
+	// Outcomes counts, by name, how the migrations ended that they struck; of a daemon's own faults, those from and to that daemon.
 	Outcomes map[string]int
 }
 
@@ -48,7 +48,7 @@ func Run(ctx context.Context, cfg Config) (*Table, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	t := &Table{Faults: map[Kind]*Row{}, Codes: map[string]int{}}
+	t := &Table{Faults: map[string]*Row{}, Codes: map[string]int{}}
 	if err := canMount(); err != nil {
 		t.NoSpace = err.Error()
 	}
@@ -117,18 +117,29 @@ func (t *Table) add(res result) {
 			t.Codes[out.String()+" "+out.code]++
 		}
 	}
-	for _, f := range res.fired {
-		row := t.Faults[f.Kind]
-		if row == nil {
-			row = &Row{Outcomes: map[string]int{}}
-			t.Faults[f.Kind] = row
+	row := func(name string) *Row {
+		if t.Faults[name] == nil {
+			t.Faults[name] = &Row{Outcomes: map[string]int{}}
 		}
+		return t.Faults[name]
+	}
+	for _, f := range res.fired {
+		row := row(f.Kind.String())
 		row.Fired++
 		if f.moot {
 			row.Moot++
 		}
 		if out, ok := res.outcomes[f.Migration]; ok {
 			row.Outcomes[out.String()]++
+		}
+	}
+	for _, f := range res.own {
+		row := row("own " + f.kind)
+		row.Fired++
+		for _, out := range res.outcomes { // which of them it struck is not known
+			if out.from == f.node || out.to == f.node {
+				row.Outcomes[out.String()]++
+			}
 		}
 	}
 }

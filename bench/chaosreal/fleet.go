@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/kvferry/kvferry/bench/procs"
 	"github.com/kvferry/kvferry/bench/wan"
 	"github.com/kvferry/kvferry/internal/certs"
+	"github.com/kvferry/kvferry/internal/fault"
 )
 
 // nodeCount is the least fleet in which a session can be forwarded twice, and a third node's migrations be unaffected.
@@ -26,13 +28,16 @@ type fleet struct {
 	nodes  [nodeCount]*node
 	links  [nodeCount][nodeCount]*wan.Link // what is sent from one to another
 	relays []*wan.Relay
+	ctx    context.Context //nolint:containedctx // ends with the fleet: of starts that nobody waits for
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // watchers of processes
 }
 
 // fleetOptions is what differs between the entry points.
 type fleetOptions struct {
 	wan        wan.Model
-	stateMount bool              // each node's state is on a small filesystem of its own
-	faults     [nodeCount]string // each daemon's own faults at its first start, see internal/fault
+	stateMount bool                      // each node's state is on a small filesystem of its own
+	faults     [nodeCount]fault.Schedule // each daemon's own at its first start
 }
 
 // runWAN is the path between two nodes of a run: slow enough for faults to find a transfer under way.
@@ -43,6 +48,7 @@ func runWAN() wan.Model {
 // openFleet brings a fleet up. close is owed.
 func openFleet(ctx context.Context, cfg Config, opt fleetOptions) (_ *fleet, err error) {
 	f := &fleet{cfg: cfg, opt: opt, procs: procs.Open()}
+	f.ctx, f.cancel = context.WithCancel(ctx)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, f.close())
@@ -115,7 +121,7 @@ func (f *fleet) connect() error {
 func (f *fleet) start(ctx context.Context) error {
 	errs := make(chan error, nodeCount)
 	for i, n := range f.nodes {
-		go func() { errs <- errors.Join(n.startDaemon(ctx, f.opt.faults[i]), n.startEngine(ctx)) }()
+		go func() { errs <- errors.Join(n.startDaemon(ctx, f.opt.faults[i].String()), n.startEngine(ctx)) }()
 	}
 	var all []error
 	for range f.nodes {
@@ -151,7 +157,9 @@ func (f *fleet) close() error {
 			n.close()
 		}
 	}
+	f.cancel()
 	errs = append(errs, f.procs.Close())
+	f.wg.Wait()
 	for _, r := range f.relays {
 		errs = append(errs, r.Close())
 	}

@@ -221,7 +221,7 @@ func (s *striker) heal(ctx context.Context) error {
 	s.f.healLinks()
 	errs := make(chan error, nodeCount)
 	for _, n := range s.f.nodes {
-		go func() { errs <- n.mend(ctx) }()
+		go func() { errs <- n.mend(ctx, true) }()
 	}
 	s.mu.Lock()
 	all := s.mu.errs

@@ -149,16 +149,21 @@ func (n *node) config() (string, error) {
 	return path, os.WriteFile(path, data, 0o600)
 }
 
-// watch notes when a process ends that nobody ended.
+// watch notes when a process ends that nobody ended. A daemon that ends itself is started again, as a supervisor would.
 func (n *node) watch(c *child) {
-	go func() { // ends with the process, for which the group waits
+	n.f.wg.Go(func() { // ends with the process
 		<-c.Done()
 		n.mu.Lock()
-		defer n.mu.Unlock()
-		if !c.expected && !(c.mayDie && killedItself(c.Err())) && !(c == n.mu.engine && n.mu.broken) {
+		own := !c.expected && c.mayDie && killedItself(c.Err())
+		if !c.expected && !own && !(c == n.mu.engine && n.mu.broken) {
 			n.mu.ended = append(n.mu.ended, fmt.Sprintf("%s ended by itself: %v", c.Name(), c.Err()))
 		}
-	}()
+		n.mu.Unlock()
+		if own && n.f.ctx.Err() == nil {
+			pause(n.f.ctx, 200*time.Millisecond)
+			_ = n.startDaemon(n.f.ctx, "") // or when all is healed
+		}
+	})
 }
 
 // startDaemon runs kvferryd, with faults of its own, and waits until it answers. One that runs is left alone.
@@ -312,7 +317,7 @@ func stop(c *child) error {
 	if err := c.Stop(); err != nil {
 		return err
 	}
-	if err := c.Err(); err != nil {
+	if err := c.Err(); err != nil && !(c.mayDie && killedItself(err)) {
 		return c.Failed()
 	}
 	return nil
@@ -361,23 +366,31 @@ func killedItself(err error) bool {
 }
 
 // mend has both processes run and the engine attached: those that are gone are started, an engine whose arena was hit registers
-// again by a start of its own, and a daemon that still has faults of its own is started without.
-func (n *node) mend(ctx context.Context) error {
+// again by a start of its own, and, where clean is set, a daemon that still has faults of its own is started without.
+func (n *node) mend(ctx context.Context, clean bool) error {
 	now := n.current()
-	if alive(now.daemon) && now.daemon.mayDie {
+	if clean && alive(now.daemon) && now.daemon.mayDie {
 		if _, err := n.end(now.daemon, stop); err != nil {
 			return err
 		}
 	}
+	if err := n.startDaemon(ctx, ""); err != nil {
+		return err
+	}
 	n.mu.Lock()
 	broken := n.mu.broken
 	n.mu.Unlock()
+	if st, err := n.status.Status(ctx, &pb.StatusRequest{}); err == nil {
+		for _, a := range st.GetArenas() {
+			broken = broken || a.GetBroken()
+		}
+	}
 	if broken {
 		if _, err := n.end(now.engine, kill); err != nil {
 			return err
 		}
 	}
-	return errors.Join(n.startDaemon(ctx, ""), n.startEngine(ctx), n.attached(ctx))
+	return errors.Join(n.startEngine(ctx), n.attached(ctx))
 }
 
 // attached waits until the daemon and the engine know of each other.

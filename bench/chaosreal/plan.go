@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvferry/kvferry/internal/fault"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
 
@@ -118,7 +119,7 @@ type plan struct {
 	sessions []seedSession
 	waves    [][]move
 	faults   []Fault
-	daemons  [nodeCount]string // faults of the daemons themselves, see internal/fault
+	daemons  [nodeCount]fault.Schedule // faults of the daemons themselves
 }
 
 // seedSession is a session as it begins.
@@ -190,6 +191,9 @@ func newPlan(seed uint64, space bool) plan {
 		}
 		p.faults = append(p.faults, f)
 	}
+	for range r.IntN(3) {
+		p.daemons[r.IntN(nodeCount)] = fault.Draw(r, 1+r.IntN(2), ownFaults())
+	}
 	return p
 }
 
@@ -203,6 +207,38 @@ func lasts(r *rand.Rand, k Kind) time.Duration {
 	default:
 		return 100*time.Millisecond + time.Duration(r.ExpFloat64()*float64(1500*time.Millisecond)).Truncate(time.Millisecond)
 	}
+}
+
+// ownFaults are what a daemon may do to itself. The reaches are about what a run crosses.
+func ownFaults() (out []fault.Choice) {
+	for _, c := range []struct {
+		at    fault.Boundary
+		reach uint64
+		kinds []fault.Kind
+	}{
+		{fault.Read, 150, []fault.Kind{fault.Fails, fault.Corrupt, fault.Kill, fault.Stall}},
+		{fault.Send, 100, []fault.Kind{fault.Fails, fault.Short, fault.Kill, fault.Stall}},
+		{fault.Receive, 400, []fault.Kind{fault.Fails, fault.Short, fault.Corrupt, fault.Kill, fault.Stall}},
+		{fault.Decode, 400, []fault.Kind{fault.Fails}},
+		{fault.Verify, 400, []fault.Kind{fault.Fails, fault.Corrupt, fault.Kill}},
+		{fault.Reserve, 8, []fault.Kind{fault.Fails, fault.Kill}},
+		{fault.Commit, 150, []fault.Kind{fault.Fails, fault.Kill, fault.Stall}},
+		{fault.HandOver, 2, []fault.Kind{fault.Fails, fault.Kill, fault.Stall}},
+		{fault.HandedOver, 2, []fault.Kind{fault.Fails, fault.Lose, fault.Kill, fault.Stall}},
+		{fault.Adopt, 2, []fault.Kind{fault.Fails, fault.Kill, fault.Stall}},
+		{fault.Adopted, 2, []fault.Kind{fault.Kill, fault.Stall}},
+		{fault.Reply, 12, []fault.Kind{fault.Fails, fault.Lose, fault.Kill, fault.Stall}},
+		{fault.Persist, 10, []fault.Kind{fault.Fails, fault.Kill}},
+	} {
+		for _, k := range c.kinds {
+			choice := fault.Choice{Boundary: c.at, Kind: k, Reach: c.reach, Longest: 3 * time.Second}
+			if k == fault.Fails || k == fault.Corrupt {
+				choice.Run = 3
+			}
+			out = append(out, choice)
+		}
+	}
+	return out
 }
 
 // fills reports whether a fault of the plan takes the space of the state.
@@ -227,9 +263,9 @@ func (p plan) String() string {
 	for _, f := range p.faults {
 		fmt.Fprintf(&b, "  %s\n", f)
 	}
-	for i, text := range p.daemons {
-		if text != "" {
-			fmt.Fprintf(&b, "  daemon %c: %s\n", 'a'+i, text)
+	for i, own := range p.daemons {
+		if len(own) > 0 {
+			fmt.Fprintf(&b, "  daemon %c: KVFERRY_FAULTS=%s\n", 'a'+i, own)
 		}
 	}
 	return b.String()

@@ -21,7 +21,9 @@ import (
 type outcome struct {
 	report *pb.MigrationReport // nil when it was refused
 	code   string              // of the report or the refusal, empty on success
-	again  int                 // times that the caller had to ask again, because the daemon had gone
+	from   int
+	to     int
+	again  int // times that the caller had to ask again, because the daemon had gone
 }
 
 // String is the outcome's name in tables.
@@ -39,6 +41,8 @@ type watcher func(*pb.MigrateResponse) (drop bool)
 // answered. Its error is a promise broken: an answer that came too late, or two that differ.
 func callMigrate(ctx context.Context, n *node, req *pb.MigrateRequest, watch watcher) (out outcome, err error) {
 	began, starts := time.Now(), n.starts()
+	ctx, cancel := context.WithTimeoutCause(ctx, 3*(moveDeadline+moveGrace)+freezeLongest, errors.New("the caller has asked again and again and has no answer"))
+	defer cancel()
 	for {
 		report, err := follow(ctx, n, req, watch)
 		if now := n.starts(); now != starts { // another daemon, which has not heard of it
@@ -136,16 +140,16 @@ func answered(ctx context.Context, n *node, req *pb.MigrateRequest, report *pb.M
 
 // sensible says what of a report can't be.
 func sensible(req *pb.MigrateRequest, r *pb.MigrationReport) error {
-	moved, unmoved := r.GetOwnership() == pb.Ownership_OWNERSHIP_MOVED, r.GetOwnership() == pb.Ownership_OWNERSHIP_UNMOVED
+	moved := r.GetOwnership() == pb.Ownership_OWNERSHIP_MOVED
 	named := len(req.GetKeys()) > 0
 	ok := false
 	switch r.GetState() {
 	case pb.MigrationState_MIGRATION_STATE_COMMITTED:
 		ok = moved || named
 	case pb.MigrationState_MIGRATION_STATE_RECOMPUTE:
-		ok = moved || unmoved || named
+		ok = true // unknown where a hand-over was asked for and not answered
 	case pb.MigrationState_MIGRATION_STATE_REDIRECT:
-		ok = unmoved
+		ok = r.GetOwnership() == pb.Ownership_OWNERSHIP_UNMOVED
 	case pb.MigrationState_MIGRATION_STATE_FAILED:
 		ok = !moved && r.GetCode() != ""
 	case pb.MigrationState_MIGRATION_STATE_CANCELLED:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ type run struct {
 	f        *fleet
 	sessions []*session
 	strikes  *striker
+	own      []ownFault
 	began    time.Time
 
 	mu struct {
@@ -34,6 +36,7 @@ type result struct {
 	log      []string
 	dir      string // kept
 	fired    []fired
+	own      []ownFault
 	missed   int // faults that waited for what did not come
 	outcomes map[int]outcome
 	took     time.Duration
@@ -62,6 +65,7 @@ func runSeed(ctx context.Context, cfg Config, p plan) (res result) {
 	r.mu.outcomes = map[int]outcome{}
 	defer func() {
 		res = result{plan: p, broken: r.mu.broken, log: r.mu.log, outcomes: r.mu.outcomes, took: time.Since(r.began)}
+		res.own = r.own
 		if r.strikes != nil {
 			res.fired, res.missed = r.strikes.mu.fired, len(p.faults)-len(r.strikes.mu.fired)
 		}
@@ -78,6 +82,7 @@ func runSeed(ctx context.Context, cfg Config, p plan) (res result) {
 	r.logf("the fleet runs")
 	r.strikes = newStriker(f, p.faults, r.logf)
 	defer func() {
+		r.own = f.own()
 		f.cfg.Keep = cfg.Keep && len(r.mu.broken) > 0
 		r.fail(f.close())
 	}()
@@ -97,8 +102,9 @@ func runSeed(ctx context.Context, cfg Config, p plan) (res result) {
 		wg.Wait()
 	}
 	r.logf("healing")
-	r.fail(r.strikes.heal(ctx))
-	if ctx.Err() == nil {
+	err = r.strikes.heal(ctx)
+	r.fail(err)
+	if err == nil && ctx.Err() == nil {
 		r.check(ctx, before)
 	}
 	return res
@@ -110,15 +116,28 @@ func (r *run) begin(ctx context.Context) error {
 	for i, s := range r.plan.sessions {
 		sess := newSession(i, s, r.plan.seed)
 		r.sessions = append(r.sessions, sess)
-		go func() { errs <- sess.speak(ctx, r.f.nodes[s.home], s.blocks) }()
+		go func() { errs <- r.open(ctx, sess, s) }()
 	}
 	var all []error
 	for range r.plan.sessions {
-		if err := <-errs; err != nil && !r.plan.selfInflicted() {
+		if err := <-errs; err != nil {
 			all = append(all, fmt.Errorf("a session's first turn: %w", err))
 		}
 	}
 	return errors.Join(all...)
+}
+
+// open has a session come about, at the third attempt at the latest: the daemon may be ending by its own faults.
+func (r *run) open(ctx context.Context, s *session, as seedSession) error {
+	n := r.f.nodes[as.home]
+	for attempt := 1; ; attempt++ {
+		err := s.speak(ctx, n, as.blocks)
+		if err == nil || attempt == 3 || len(r.plan.daemons[as.home]) == 0 {
+			return err
+		}
+		r.logf("%s at %s: %v", s.id, n.name, err)
+		_ = n.mend(ctx, false) // the next attempt tells
+	}
 }
 
 // rashAfter is how long a caller waits for a destination that is not ready.
@@ -153,6 +172,7 @@ func (r *run) migrate(ctx context.Context, ordinal int, m move) {
 	r.logf("migration %d: %s %s, ownership %v, %d of %d blocks usable, asked %d times more: %s", ordinal, out, out.code, out.report.GetOwnership(),
 		out.report.GetBlocksUsable(), out.report.GetBlocksTotal(), out.again, out.report.GetMessage())
 	r.mu.Lock()
+	out.from, out.to = from, to
 	r.mu.outcomes[ordinal] = out
 	r.mu.Unlock()
 	if !m.keys {
@@ -217,21 +237,14 @@ func (r *run) scribbled() bool {
 	return false
 }
 
-// selfInflicted says that a daemon has faults of its own, which may strike before the first migration.
-func (p plan) selfInflicted() bool {
-	for _, text := range p.daemons {
-		if text != "" {
-			return true
-		}
-	}
-	return false
-}
-
 // String is the run in a line.
 func (res result) String() string {
 	var faults, ends []string
 	for _, f := range res.fired {
 		faults = append(faults, f.Kind.String())
+	}
+	for _, f := range res.own {
+		faults = append(faults, f.shot)
 	}
 	for i := range len(res.outcomes) {
 		ends = append(ends, res.outcomes[i].String())
@@ -255,6 +268,34 @@ func (res result) explain(repeat string) string {
 	}
 	fmt.Fprintf(&b, "again: %s\n", repeat)
 	return b.String()
+}
+
+// ownFault is a fault that a daemon did to itself.
+type ownFault struct {
+	node int
+	kind string
+	shot string
+}
+
+// own reads what the daemons have done to themselves from their logs of faults.
+func (f *fleet) own() (out []ownFault) {
+	for _, n := range f.nodes {
+		if n == nil {
+			continue
+		}
+		data, err := os.ReadFile(n.faultsLog())
+		if err != nil {
+			continue // there is none where nothing struck
+		}
+		for line := range strings.Lines(string(data)) {
+			if fields := strings.Fields(line); len(fields) > 1 {
+				_, kind, _ := strings.Cut(fields[1], ":")
+				_, kind, _ = strings.Cut(kind, ":")
+				out = append(out, ownFault{n.index, kind, fields[1]})
+			}
+		}
+	}
+	return out
 }
 
 func joinErrors(errs []error) error { return errors.Join(errs...) }

@@ -21,6 +21,7 @@ type session struct {
 	keys   [][]byte // of all blocks it ever had
 	owner  int      // as far as known
 	repin  uint64
+	there  bool
 	asked  int // the destination of a hand-over whose answer was lost; -1: none
 	rng    *rand.Rand
 }
@@ -70,7 +71,7 @@ func (s *session) speak(ctx context.Context, n *node, blocks int) error {
 	if err != nil {
 		return err
 	}
-	s.tokens = tokens[:len(tokens)-1]
+	s.tokens, s.there = tokens[:len(tokens)-1], true
 	if res.DamagedPages > 0 {
 		return &damagedError{fmt.Errorf("%d pages that the engine loaded are not what their keys say", res.DamagedPages)}
 	}
