@@ -29,7 +29,7 @@ func (r *run) act() {
 		before[m.session] = done
 		r.wg.Go(func() {
 			defer close(done)
-			if r.at(m.at); wait != nil && s.gentle {
+			if r.at(m.at); wait != nil && s.kind != harsh {
 				<-wait
 			}
 			r.safely("proxy", func() { r.proxy(i, m) })
@@ -165,7 +165,7 @@ func (r *run) proxy(i int, m move) {
 	if err != nil {
 		r.ended("refused " + reasonOf(err))
 		r.logf("move %d: refused: %v", i, err)
-		if r.spec.gentle {
+		if m.must {
 			r.failf("healthy", "move %d (%v) was refused: %v", i, m, err)
 		}
 		return
@@ -197,6 +197,11 @@ func (r *run) judge(i int, m move, n *node, req *pb.MigrateRequest, rep *pb.Migr
 	if rep.GetOwnership() == pb.Ownership_OWNERSHIP_UNKNOWN {
 		r.maybe(m)
 	}
+	if rep.GetOwnership() == pb.Ownership_OWNERSHIP_UNMOVED && m.repin > 0 {
+		r.mu.Lock()
+		r.mu.unmoved = append(r.mu.unmoved, claim{session: m.session, owner: n.h.name, repin: m.repin})
+		r.mu.Unlock()
+	}
 	owned := rep.GetOwnership() == pb.Ownership_OWNERSHIP_MOVED
 	switch rep.GetState() {
 	case pb.MigrationState_MIGRATION_STATE_COMMITTED:
@@ -221,7 +226,10 @@ func (r *run) judge(i int, m move, n *node, req *pb.MigrateRequest, rep *pb.Migr
 		r.mu.moved = append(r.mu.moved, c)
 		r.mu.Unlock()
 	}
-	if r.spec.gentle {
+	if m.must {
+		if m.soon > 0 && took > m.soon {
+			r.failf("healthy", "move %d (%v) took %v", i, m, took)
+		}
 		if rep.GetState() != pb.MigrationState_MIGRATION_STATE_COMMITTED {
 			r.failf("healthy", "move %d (%v) ended in %s: %s", i, m, outcome(rep), rep.GetMessage())
 		}

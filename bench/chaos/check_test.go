@@ -116,6 +116,14 @@ func (r *run) checkOwners() []int {
 				out[i] = j
 			}
 		}
+		r.mu.Lock()
+		unmoved := slices.Clone(r.mu.unmoved)
+		r.mu.Unlock()
+		for _, c := range all {
+			if c.epoch = 0; slices.Contains(unmoved, c) {
+				r.failf("owner", "session %d was reported not to have moved to %s by repin %d; records %v", i, c.owner, c.repin, all)
+			}
+		}
 		if len(owners) == 0 && r.orphan(all) {
 			r.logf("session %d waits for its new owner to ask again: %v", i, all)
 			out[i] = -2 - slices.Index(names[:], newest(all).owner)

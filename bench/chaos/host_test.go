@@ -27,7 +27,7 @@ const peerPort = 7441
 // Bounds of the daemons, short so that a run is.
 const (
 	callTimeout     = 2 * time.Second
-	connectTimeout  = 2 * time.Second
+	connectTimeout  = 5 * time.Second
 	progressTimeout = 5 * time.Second
 	leaseTTL        = 10 * time.Second
 	// grace is what a migration may take beyond its deadline: the authority's word on a hand-over is waited for.

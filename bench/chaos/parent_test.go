@@ -42,20 +42,22 @@ type parent struct {
 	began time.Time
 	mu    struct {
 		sync.Mutex
-		done, gentle int
-		took         time.Duration
-		virtual      time.Duration
-		bad          []result
-		fired        map[string]int            // by kind
-		runs         map[string]int            // with the kind in them
-		table        map[string]map[string]int // kind, then end
-		ends         map[string]int
+		done    int
+		kinds   map[string]int
+		took    time.Duration
+		virtual time.Duration
+		bad     []result
+		fired   map[string]int            // by kind
+		runs    map[string]int            // with the kind in them
+		table   map[string]map[string]int // kind, then end
+		ends    map[string]int
 	}
 }
 
 // run does all runs.
 func (p *parent) run() {
 	p.began = time.Now()
+	p.mu.kinds = map[string]int{}
 	p.mu.fired, p.mu.runs, p.mu.table, p.mu.ends = map[string]int{}, map[string]int{}, map[string]map[string]int{}, map[string]int{}
 	var wg sync.WaitGroup
 	for w := range p.workers {
@@ -187,9 +189,7 @@ func (p *parent) add(res result) {
 	p.mu.done++
 	p.mu.took += res.Took
 	p.mu.virtual += res.Virtual
-	if res.Gentle {
-		p.mu.gentle++
-	}
+	p.mu.kinds[res.Kind]++
 	for kind, n := range res.Fired {
 		p.mu.fired[kind] += n
 		p.mu.runs[kind]++
@@ -248,7 +248,7 @@ func (p *parent) print() {
 	for _, end := range slices.Sorted(maps.Keys(p.mu.ends)) {
 		fmt.Printf("%8d  %s\n", p.mu.ends[end], end)
 	}
-	fmt.Printf("\n%d runs, %d of them gentle, %d broken, in %v (%.2f s a run and process, %v of virtual time)\n", p.mu.done, p.mu.gentle, len(p.mu.bad),
+	fmt.Printf("\n%d runs (%d gentle, %d of one host), %d broken, in %v (%.2f s a run and process, %v of virtual time)\n", p.mu.done, p.mu.kinds[gentle], p.mu.kinds[oneHost], len(p.mu.bad),
 		time.Since(p.began).Round(time.Second), p.mu.took.Seconds()/float64(max(p.mu.done, 1)), p.mu.virtual.Round(time.Second))
 	fmt.Printf("again: make chaos N=%d SEED=%d\n", p.end-p.first, p.first)
 	slices.SortFunc(p.mu.bad, func(a, b result) int { return int(int64(a.Seed) - int64(b.Seed)) })

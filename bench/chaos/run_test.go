@@ -24,7 +24,7 @@ import (
 // result is what came of a run.
 type result struct {
 	Seed     uint64
-	Gentle   bool
+	Kind     string
 	Failures []failure
 	Fired    map[string]int // faults that struck, by kind
 	Outcomes map[string]int // ends of migrations
@@ -59,6 +59,7 @@ type run struct {
 		known    map[string]map[string]struct{} // keys that may be somewhere, by tenant
 		length   []int                          // blocks of each session that were published
 		moved    []claim                        // ownership as reported
+		unmoved  []claim                        // what was reported not to have come to pass; without epochs
 		unknown  map[claim]bool                 // by session and owner alone: it may have been given the session and not know
 	}
 }
@@ -158,7 +159,7 @@ func perform(t *testing.T, s *spec) (out result) {
 		r.live(t)
 		virtual = time.Since(r.began)
 	})
-	out = result{Seed: s.seed, Gentle: s.gentle, Failures: r.mu.failures, Fired: r.mu.fired, Outcomes: r.mu.outcomes, Took: time.Since(began), Virtual: virtual}
+	out = result{Seed: s.seed, Kind: s.kind, Failures: r.mu.failures, Fired: r.mu.fired, Outcomes: r.mu.outcomes, Took: time.Since(began), Virtual: virtual}
 	for _, e := range r.injector.Struck() {
 		out.Fired[e.Boundary.String()+":"+e.Kind.String()]++
 	}

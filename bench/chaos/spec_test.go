@@ -59,6 +59,8 @@ type move struct {
 	front    bool          // the engine prefills
 	cancel   time.Duration // after it began; 0: not
 	drop     time.Duration // the stream, to come back later; 0: not
+	must     bool          // nothing is in its way that it may not survive: it is committed
+	soon     time.Duration // and within that; 0: its deadline
 }
 
 func (m move) String() string {
@@ -91,10 +93,17 @@ type hold struct {
 	session  int
 }
 
+// The kinds of runs.
+const (
+	gentle  = "gentle"   // nothing strikes that the design does not promise to survive: every migration is committed
+	oneHost = "one host" // all of it strikes one host: migrations between the others are committed, and soon
+	harsh   = "harsh"    // anything
+)
+
 // spec is what a run is to be.
 type spec struct {
 	seed     uint64
-	gentle   bool
+	kind     string
 	model    wan.Model
 	slots    int
 	sessions []session
@@ -109,11 +118,7 @@ type spec struct {
 
 func (s *spec) String() string {
 	var b strings.Builder
-	kind := "harsh"
-	if s.gentle {
-		kind = "gentle"
-	}
-	fmt.Fprintf(&b, "seed %d, %s, rtt %v, %.1f Mbit/s, loss %.4f, %d slots\nfaults: %s\n", s.seed, kind, s.model.RTT, s.model.Rate/1e6, s.model.Loss, s.slots, s.schedule)
+	fmt.Fprintf(&b, "seed %d, %s, rtt %v, %.1f Mbit/s, loss %.4f, %d slots\nfaults: %s\n", s.seed, s.kind, s.model.RTT, s.model.Rate/1e6, s.model.Loss, s.slots, s.schedule)
 	for i, x := range s.sessions {
 		fmt.Fprintf(&b, "session %d: %q %q at %s, %d blocks, grows %v\n", i, x.tenant, x.id, names[x.home], x.blocks, x.grows)
 	}
@@ -126,8 +131,8 @@ func (s *spec) String() string {
 	return b.String()
 }
 
-// harsh is what may strike at boundaries.
-func harsh() []fault.Choice {
+// any is what may strike at boundaries.
+func anything() []fault.Choice {
 	long := 3 * time.Second
 	return []fault.Choice{
 		{Boundary: fault.Read, Kind: fault.Fails, Reach: 60},
@@ -195,15 +200,13 @@ var corruption = []fault.Choice{
 	{Boundary: fault.Decode, Kind: fault.Fails, Reach: 200},
 }
 
-// lostAnswers come once a gentle run: a call is made again once.
-var lostAnswers = []fault.Choice{
-	{Boundary: fault.HandedOver, Kind: fault.Lose, Reach: 4}, {Boundary: fault.Reply, Kind: fault.Lose, Reach: 40},
-}
+// lostAnswers come once a gentle run: a hand-over is asked for until it is answered.
+var lostAnswers = []fault.Choice{{Boundary: fault.HandedOver, Kind: fault.Lose, Reach: 4}}
 
 // plan draws a run from its seed.
 func plan(seed uint64) *spec {
 	r := rand.New(rand.NewPCG(seed, 0xc4a05))
-	s := &spec{seed: seed, gentle: r.IntN(3) == 0, horizon: time.Duration(8+r.IntN(12)) * time.Second, slots: 48 + r.IntN(80)}
+	s := &spec{seed: seed, kind: []string{gentle, gentle, oneHost, harsh, harsh, harsh}[r.IntN(6)], horizon: time.Duration(8+r.IntN(12)) * time.Second, slots: 48 + r.IntN(80)}
 	s.model = wan.Model{RTT: between(r, 2*time.Millisecond, 80*time.Millisecond), Rate: 1e6 * float64(2+r.IntN(40)), Loss: []float64{0, 0, 0.001, 0.01}[r.IntN(4)], Seed: seed}
 	n := 3 + r.IntN(3)
 	for i := range n {
@@ -213,9 +216,12 @@ func plan(seed uint64) *spec {
 		}
 		s.sessions = append(s.sessions, x)
 	}
-	if s.gentle {
+	switch s.kind {
+	case gentle:
 		s.drawGentle(r)
-	} else {
+	case oneHost:
+		s.drawOneHost(r)
+	default:
 		s.drawHarsh(r)
 	}
 	for range r.IntN(5) {
@@ -246,7 +252,7 @@ func (s *spec) drawGentle(r *rand.Rand) {
 		for range 1 + r.IntN(2) {
 			at += between(r, 0, s.horizon/2)
 			where = (where + 1 + r.IntN(hosts-1)) % hosts
-			m := move{at: at, session: i, to: where, hint: -1, mode: pb.Mode_MODE_FETCH, class: classes[r.IntN(4)], deadline: 90 * time.Second}
+			m := move{at: at, session: i, to: where, hint: -1, mode: pb.Mode_MODE_FETCH, class: classes[r.IntN(4)], deadline: 90 * time.Second, must: true}
 			if r.IntN(3) == 0 {
 				m.hint = r.IntN(hosts)
 			}
@@ -273,6 +279,48 @@ func (s *spec) drawGentle(r *rand.Rand) {
 		e.kind = []string{evCut, evOneWay, evLoss, evFreeze}[r.IntN(4)]
 		if e.kind == evFreeze {
 			e.b = e.a
+		}
+		s.events = append(s.events, e)
+	}
+}
+
+// drawOneHost has one host stop, die and be cut off, while sessions of the other two move between these, and others from and to it.
+func (s *spec) drawOneHost(r *rand.Rand) {
+	s.slots = 160
+	lost := r.IntN(hosts)
+	for i := range s.sessions {
+		x := &s.sessions[i]
+		at, repin := time.Duration(0), uint64(0)
+		for range 1 + r.IntN(3) {
+			at += between(r, 0, s.horizon/2)
+			m := move{at: at, session: i, hint: -1, mode: pb.Mode_MODE_FETCH, class: classes[r.IntN(4)], deadline: between(r, 5*time.Second, 30*time.Second)}
+			if i%3 < 2 {
+				m.must, m.soon, m.deadline = true, 5*time.Second, 60*time.Second
+				if x.home == lost {
+					x.home = (lost + 1) % hosts
+				}
+				m.to = hosts - lost - x.home // the third
+				if repin%2 == 1 {
+					m.to = x.home
+				}
+			} else {
+				m.to = r.IntN(hosts)
+			}
+			repin++
+			if x.repins = true; r.IntN(3) == 0 {
+				if m.hint = r.IntN(hosts); m.hint == lost && m.must {
+					m.soon += connectTimeout // what a wrong hint may cost
+				}
+			}
+			m.repin = repin
+			s.moves = append(s.moves, m)
+		}
+	}
+	for range 1 + r.IntN(3) {
+		e := event{at: between(r, 0, s.horizon), kind: []string{evFreeze, evFreeze, evKill, evIsolate, evArena}[r.IntN(5)], a: lost, b: lost}
+		e.last = between(r, 100*time.Millisecond, 15*time.Second)
+		if e.kind == evKill || e.kind == evArena {
+			e.last /= 3
 		}
 		s.events = append(s.events, e)
 	}
@@ -311,7 +359,7 @@ func (s *spec) drawHarsh(r *rand.Rand) {
 			m.takeover = m.takeover || r.IntN(4) == 0
 		}
 	}
-	s.schedule = fault.Draw(r, r.IntN(6), harsh())
+	s.schedule = fault.Draw(r, r.IntN(6), anything())
 	kinds := []string{evCut, evOneWay, evIsolate, evLoss, evFreeze, evKill, evKill, evArena}
 	for range r.IntN(5) {
 		e := event{at: between(r, 0, s.horizon), kind: kinds[r.IntN(len(kinds))], a: r.IntN(hosts)}
