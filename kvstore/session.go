@@ -1,6 +1,7 @@
 package kvstore
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -82,15 +83,13 @@ func (s Session) clone() Session {
 	return s
 }
 
-// before reports whether s's ownership is older than (repinSeq, epoch).
-func (s Session) before(repinSeq, epoch uint64) bool {
+// before reports whether s's ownership is older than (repinSeq, epoch) of owner. Two nodes hold the same pair only where a
+// re-pin number was used twice, or a state directory was lost: then the greater name is the owner, at every node.
+func (s Session) before(repinSeq, epoch uint64, owner NodeID) bool {
 	if fault.Planted(fault.EpochIgnored) {
 		return true
 	}
-	if s.RepinSeq != repinSeq {
-		return s.RepinSeq < repinSeq
-	}
-	return s.Epoch < epoch
+	return cmp.Or(cmp.Compare(s.RepinSeq, repinSeq), cmp.Compare(s.Epoch, epoch), cmp.Compare(s.Owner, owner)) < 0
 }
 
 func (s Session) fenced() *FencedError {
@@ -103,8 +102,10 @@ type HandOver struct {
 	ID     SessionID
 	// Migration makes the request idempotent: the same one again has the same result. 1 to MaxNameBytes bytes.
 	Migration string
-	// To is the node that takes the session over.
-	To NodeID
+	// To is the node that takes the session over, and Incarnation its process: after another one has come up there that does
+	// not know of it, the session can be reclaimed. At most MaxNameBytes; empty: it never is.
+	To          NodeID
+	Incarnation string
 	// Epoch and Version are what the destination saw; Tokens the session's length then.
 	Epoch, Version uint64
 	Tokens         int64
@@ -119,6 +120,7 @@ func (h HandOver) Validate() error {
 	errs := []error{
 		h.Tenant.Validate(), validateName("session", string(h.ID), false),
 		validateName("migration", h.Migration, false), validateName("to", string(h.To), false),
+		validateName("incarnation", h.Incarnation, true),
 	}
 	if h.Tokens < 0 {
 		errs = append(errs, &FieldError{Field: "tokens", Value: strconv.FormatInt(h.Tokens, 10), Allowed: "0 or more", Fix: "send the token count of the version the destination has"})

@@ -26,6 +26,10 @@ type move struct {
 	Epoch           uint64 `cbor:"3,keyasint"`
 	Version         uint64 `cbor:"4,keyasint"`
 	StaleTailTokens int64  `cbor:"5,keyasint"`
+	// Incarnation is that of To; empty in records of releases that did not keep it.
+	Incarnation string `cbor:"6,keyasint,omitempty"`
+	// Confirmed: To, or somebody after it, has been heard to have the session.
+	Confirmed bool `cbor:"7,keyasint,omitempty"`
 }
 
 // diskRecord is the stored form, canonical CBOR. Keys are fixed for ever; a changed meaning takes a new version.

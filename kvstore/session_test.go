@@ -309,7 +309,7 @@ func TestHandOverThereAndBack(t *testing.T) {
 	}
 }
 
-// Ownership is ordered by (repin_seq, epoch), in that order.
+// Ownership is ordered by (repin_seq, epoch), in that order; at the same pair the greater name owns.
 func TestAdoptYieldOrder(t *testing.T) {
 	t.Parallel()
 	rank := [][2]uint64{{1, 1}, {1, 2}, {1, 9}, {2, 1}, {2, 5}, {3, 2}} // ascending
@@ -321,8 +321,22 @@ func TestAdoptYieldOrder(t *testing.T) {
 			if err := s.Adopt(have); err != nil {
 				t.Fatal(err)
 			}
+			wantFencedUnless(t, j > i, s.Yield("", "s", "Z", theirs[1], theirs[0]), "a", mine)
+			if err := s.Adopt(have); j > i { // back again, at the rank that it had
+				have.RepinSeq, have.Epoch = theirs[0], theirs[1]
+				if err := s.Adopt(have); err != nil { // "a" is greater than "Z"
+					t.Fatal(err)
+				}
+				s = openSessions(t, "", "a")
+				have.RepinSeq, have.Epoch = mine[0], mine[1]
+				if err := s.Adopt(have); err != nil {
+					t.Fatal(err)
+				}
+			} else if err != nil {
+				t.Errorf("adopt the same again: %v", err)
+			}
 			err := s.Yield("", "s", "b", theirs[1], theirs[0])
-			if j > i {
+			if j >= i {
 				if got := mustGet(t, s, "s"); err != nil || got.Owner != "b" || got.Epoch != theirs[1] || got.RepinSeq != theirs[0] {
 					t.Errorf("yield %v to %v: %v, %+v", mine, theirs, err, got)
 				}
@@ -341,6 +355,16 @@ func TestAdoptYieldOrder(t *testing.T) {
 				wantFenced(t, fmt.Sprintf("yield %v to %v", mine, theirs), err, "a", mine[1], mine[0])
 			}
 		}
+	}
+}
+
+// wantFencedUnless holds err to nil if ok, and else to a fence by owner at rank (repin_seq, epoch).
+func wantFencedUnless(t *testing.T, ok bool, err error, owner kvstore.NodeID, rank [2]uint64) {
+	t.Helper()
+	if !ok {
+		wantFenced(t, "yield to a lesser name", err, owner, rank[1], rank[0])
+	} else if err != nil {
+		t.Errorf("yield: %v", err)
 	}
 }
 

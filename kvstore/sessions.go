@@ -232,9 +232,11 @@ func (s *Sessions) roomForOne() error {
 }
 
 // HandOver gives a session this node owns to another node. It is durable before it returns Moved. The decision, in
-// this order: the same Migration again has the result it had; an unknown session is ErrSessionNotFound; a session
-// owned elsewhere, another epoch, or a lower RepinSeq is a *FencedError; a version ahead of the record is a
-// *FieldError; a version behind it is Grown, or with AcceptStale Moved with StaleTailTokens; else Moved.
+// this order: the same Migration again has the result it had, unless the session was reclaimed since; an unknown session is
+// ErrSessionNotFound; a session owned elsewhere, another epoch, or a lower RepinSeq is a *FencedError; a version ahead of the
+// record is a *FieldError; a version behind it is Grown, or with AcceptStale Moved with StaleTailTokens; else Moved. The node
+// that the record names as the owner may ask again, by the recorded epoch: the answer that made it the owner may have been
+// lost. It is Moved under that epoch.
 //
 // Other errors: *FieldError for a bad request (also To being this node), *MigrationConflictError for a Migration that
 // moved the session elsewhere, ErrClosed, and the disk's: then nothing was handed over.
@@ -276,18 +278,21 @@ func (r record) handOver(h HandOver, self NodeID) (HandOverResult, *record, erro
 		}
 		return m.result(), nil, nil
 	}
-	cur := r.session
+	cur, again := r.session, r.session.Owner == h.To
 	switch {
-	case cur.Owner != self || h.Epoch != cur.Epoch || h.RepinSeq < cur.RepinSeq:
+	case cur.Owner != self && !again || h.Epoch != cur.Epoch || h.RepinSeq < cur.RepinSeq:
 		return HandOverResult{}, nil, cur.fenced()
-	case cur.Epoch == math.MaxUint64:
+	case cur.Epoch == math.MaxUint64 && !again:
 		return HandOverResult{}, nil, &FieldError{Field: "epoch", Value: fmt.Sprint(cur.Epoch), Allowed: "less than 2^64-1", Fix: "end the session and start another"}
 	case h.Version > cur.Version:
 		return HandOverResult{}, nil, &FieldError{Field: "version", Value: fmt.Sprint(h.Version), Allowed: fmt.Sprintf("at most %d, the recorded one", cur.Version), Fix: "use the version of the offer"}
 	case h.Version < cur.Version && !h.AcceptStale:
 		return HandOverResult{Outcome: Grown, Epoch: cur.Epoch, Version: cur.Version, StaleTailTokens: max(0, cur.Tokens-h.Tokens), Session: cur.clone()}, nil, nil
 	}
-	m := move{Migration: h.Migration, To: h.To, Epoch: cur.Epoch + 1, Version: cur.Version}
+	m := move{Migration: h.Migration, To: h.To, Epoch: cur.Epoch, Version: cur.Version, Incarnation: h.Incarnation}
+	if !again {
+		m.Epoch++
+	}
 	if h.Version < cur.Version {
 		m.StaleTailTokens = max(0, cur.Tokens-h.Tokens)
 	}
@@ -305,8 +310,8 @@ func (m move) result() HandOverResult {
 // a hand-over, or for a takeover of a session this node had no record of. Owner is ignored. Adopting the same again is
 // harmless.
 //
-// Errors: *FencedError when the record is ordered after (RepinSeq, Epoch), or equal to it and another node's, or this
-// node's at a later version; *FieldError and *BlockError (joined); ErrSessionLimit; ErrClosed; the disk's.
+// Errors: *FencedError when the record is ordered after (RepinSeq, Epoch), or equal to it and of a node with a greater name,
+// or this node's at a later version; *FieldError and *BlockError (joined); ErrSessionLimit; ErrClosed; the disk's.
 func (s *Sessions) Adopt(in Session) error {
 	err := in.Validate()
 	if in.Epoch == 0 || in.Version == 0 {
@@ -328,14 +333,14 @@ func (s *Sessions) Adopt(in Session) error {
 	case err != nil:
 	case !ok:
 		err = s.roomForOne()
-	case old.session.before(in.RepinSeq, in.Epoch):
-	case in.before(old.session.RepinSeq, old.session.Epoch), old.session.Owner != s.self, in.Version < old.session.Version:
+	case old.session.before(in.RepinSeq, in.Epoch, s.self):
+	case old.session.Owner != s.self || old.session.RepinSeq != in.RepinSeq || old.session.Epoch != in.Epoch || in.Version < old.session.Version:
 		err = old.session.fenced()
 	}
 	if err == nil {
 		next := in.clone()
 		next.Owner = s.self
-		err = s.store(record{session: next, moves: old.moves})
+		err = s.store(record{session: next, moves: confirmed(old.moves)})
 	}
 	if err != nil {
 		return fmt.Errorf("adopt session: %w", err)
@@ -356,6 +361,7 @@ func (s *Sessions) Take(t Tenant, id SessionID, repinSeq uint64) (Session, error
 	if err == nil {
 		r.session.Owner, r.session.RepinSeq = s.self, repinSeq
 		r.session.Epoch++
+		r.moves = confirmed(r.moves)
 		err = s.store(r)
 	}
 	if err != nil {
@@ -366,7 +372,7 @@ func (s *Sessions) Take(t Tenant, id SessionID, repinSeq uint64) (Session, error
 
 // Yield records that a session is another node's since (repinSeq, epoch): what a node does that comes back and learns
 // of a takeover, or a peer's forwarding. Yielding the same again is harmless. Errors: *FencedError when the record is
-// ordered at or after that, *FieldError, ErrSessionNotFound, ErrClosed, the disk's.
+// ordered after that, or equal to it and of a node with a greater name; *FieldError, ErrSessionNotFound, ErrClosed, the disk's.
 func (s *Sessions) Yield(t Tenant, id SessionID, to NodeID, epoch, repinSeq uint64) error {
 	err := validateName("to", string(to), false)
 	if err == nil && to == s.self {
@@ -381,15 +387,16 @@ func (s *Sessions) Yield(t Tenant, id SessionID, to NodeID, epoch, repinSeq uint
 	if err == nil {
 		cur := r.session
 		same := cur.Owner == to && cur.Epoch == epoch && cur.RepinSeq == repinSeq
-		if same {
+		if _, open := r.unconfirmed(s.self); same && !open {
 			return nil
 		}
-		if !cur.before(repinSeq, epoch) {
+		if !same && !cur.before(repinSeq, epoch, to) {
 			err = cur.fenced()
 		}
 	}
 	if err == nil {
 		r.session.Owner, r.session.Epoch, r.session.RepinSeq = to, epoch, repinSeq
+		r.moves = confirmed(r.moves)
 		err = s.store(r)
 	}
 	if err != nil {

@@ -1,0 +1,138 @@
+package kvstore
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	"go.etcd.io/bbolt"
+)
+
+// Forwarded is a session that this node handed over, and whose new owner has not been heard to have it: it may have died
+// between the hand-over and recording it.
+type Forwarded struct {
+	Tenant Tenant
+	ID     SessionID
+	// Migration is the hand-over's, To the new owner and Incarnation its process then.
+	Migration   string
+	To          NodeID
+	Incarnation string
+	// Epoch and RepinSeq are those that the session went under.
+	Epoch, RepinSeq uint64
+}
+
+// unconfirmed is the hand-over that made the recorded owner, when that has not been heard to have the session.
+func (r record) unconfirmed(self NodeID) (Forwarded, bool) {
+	s := r.session
+	if len(r.moves) == 0 || s.Owner == self {
+		return Forwarded{}, false
+	}
+	m := r.moves[len(r.moves)-1]
+	if m.Confirmed || m.Incarnation == "" || m.To != s.Owner || m.Epoch != s.Epoch {
+		return Forwarded{}, false
+	}
+	return Forwarded{Tenant: s.Tenant, ID: s.ID, Migration: m.Migration, To: m.To, Incarnation: m.Incarnation, Epoch: s.Epoch, RepinSeq: s.RepinSeq}, true
+}
+
+// confirmed is moves of which the last needs no confirmation any more.
+func confirmed(moves []move) []move {
+	if len(moves) == 0 || moves[len(moves)-1].Confirmed {
+		return moves
+	}
+	moves = slices.Clone(moves)
+	moves[len(moves)-1].Confirmed = true
+	return moves
+}
+
+// Unconfirmed returns every hand-over that awaits Confirm or Reclaim, ordered by tenant and id. It looks at all records.
+func (s *Sessions) Unconfirmed() []Forwarded {
+	s.mu.RLock()
+	var out []Forwarded
+	for _, r := range s.mu.records {
+		if f, ok := r.unconfirmed(s.self); ok {
+			out = append(out, f)
+		}
+	}
+	s.mu.RUnlock()
+	slices.SortFunc(out, func(a, b Forwarded) int { return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.ID, b.ID)) })
+	return out
+}
+
+// Confirm records that the new owners have the sessions, all in one write. What has changed since is left alone. Errors:
+// ErrClosed and the disk's: then all await Confirm as before.
+func (s *Sessions) Confirm(list []Forwarded) error {
+	s.write.Lock()
+	defer s.write.Unlock()
+	var next []record
+	for _, f := range list {
+		r, ok, err := s.find(sessionKey{f.Tenant, f.ID})
+		if err != nil {
+			return fmt.Errorf("confirm hand-overs: %w", err)
+		}
+		if open, awaits := r.unconfirmed(s.self); ok && awaits && open == f {
+			r.moves = confirmed(r.moves)
+			next = append(next, r)
+		}
+	}
+	if err := s.storeAll(next); err != nil {
+		return fmt.Errorf("confirm hand-overs: %w", err)
+	}
+	return nil
+}
+
+// Reclaim makes this node the owner again of a session that it handed over, under the epoch after the lost one, because
+// another process has come up at the new owner and does not know of it. It returns the new record. Errors: *FencedError
+// when the record is not f any more, ErrSessionNotFound, ErrClosed, the disk's.
+func (s *Sessions) Reclaim(f Forwarded) (Session, error) {
+	s.write.Lock()
+	defer s.write.Unlock()
+	r, err := s.mustFind(sessionKey{f.Tenant, f.ID})
+	if err == nil {
+		if open, awaits := r.unconfirmed(s.self); !awaits || open != f || r.session.Epoch == math.MaxUint64 {
+			err = r.session.fenced()
+		}
+	}
+	if err == nil {
+		r.session.Owner = s.self
+		r.session.Epoch++
+		// Asked for again, it is fenced.
+		r.moves = slices.DeleteFunc(slices.Clone(r.moves), func(m move) bool { return m.Epoch == f.Epoch })
+		err = s.store(r)
+	}
+	if err != nil {
+		return Session{}, fmt.Errorf("reclaim session: %w", err)
+	}
+	return r.session.clone(), nil
+}
+
+// storeAll is store for several records in one write.
+func (s *Sessions) storeAll(list []record) error {
+	if len(list) == 0 {
+		return nil
+	}
+	if s.db != nil {
+		err := s.db.Update(func(tx *bbolt.Tx) error {
+			for _, r := range list {
+				v, err := r.encode()
+				if err == nil {
+					k := sessionKey{r.session.Tenant, r.session.ID}
+					err = tx.Bucket(sessionsBucket).Put(k.encode(), v)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("persist sessions: %w", err)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range list {
+		s.mu.records[sessionKey{r.session.Tenant, r.session.ID}] = r
+	}
+	return nil
+}
