@@ -59,6 +59,15 @@ func (s *Sessions) Unconfirmed() []Forwarded {
 	return out
 }
 
+// UnconfirmedOf returns the hand-over of a session that awaits Confirm or Reclaim; false: there is none.
+func (s *Sessions) UnconfirmedOf(t Tenant, id SessionID) (Forwarded, bool) {
+	r, ok, err := s.find(sessionKey{t, id})
+	if err != nil || !ok {
+		return Forwarded{}, false
+	}
+	return r.unconfirmed(s.self)
+}
+
 // Confirm records that the new owners have the sessions, all in one write. What has changed since is left alone. Errors:
 // ErrClosed and the disk's: then all await Confirm as before.
 func (s *Sessions) Confirm(list []Forwarded) error {

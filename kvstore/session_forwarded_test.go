@@ -30,7 +30,6 @@ func given(t *testing.T, a *kvstore.Sessions) kvstore.Forwarded {
 func TestUnconfirmed(t *testing.T) {
 	for name, confirm := range map[string]func(*kvstore.Sessions, kvstore.Forwarded) error{
 		"confirm":       func(s *kvstore.Sessions, f kvstore.Forwarded) error { return s.Confirm([]kvstore.Forwarded{f}) },
-		"the new owner": func(s *kvstore.Sessions, f kvstore.Forwarded) error { return s.Yield("", "s", "b", 2, 6) },
 		"a later owner": func(s *kvstore.Sessions, f kvstore.Forwarded) error { return s.Yield("", "s", "c", 3, 6) },
 		"takeover":      func(s *kvstore.Sessions, f kvstore.Forwarded) error { _, err := s.Take("", "s", 7); return err },
 	} {

@@ -236,7 +236,7 @@ func (s *Sessions) roomForOne() error {
 // ErrSessionNotFound; a session owned elsewhere, another epoch, or a lower RepinSeq is a *FencedError; a version ahead of the
 // record is a *FieldError; a version behind it is Grown, or with AcceptStale Moved with StaleTailTokens; else Moved. The node
 // that the record names as the owner may ask again, by the recorded epoch: the answer that made it the owner may have been
-// lost. It is Moved under that epoch.
+// lost. It is Moved under that epoch and the recorded RepinSeq: only an owner makes a rank higher.
 //
 // Other errors: *FieldError for a bad request (also To being this node), *MigrationConflictError for a Migration that
 // moved the session elsewhere, ErrClosed, and the disk's: then nothing was handed over.
@@ -298,7 +298,9 @@ func (r record) handOver(h HandOver, self NodeID) (HandOverResult, *record, erro
 	}
 	next := record{session: cur, moves: append(slices.Clone(r.moves), m)}
 	next.moves = next.moves[max(0, len(next.moves)-maxMoves):]
-	next.session.Owner, next.session.Epoch, next.session.RepinSeq = h.To, m.Epoch, h.RepinSeq
+	if !again {
+		next.session.Owner, next.session.Epoch, next.session.RepinSeq = h.To, m.Epoch, h.RepinSeq
+	}
 	return m.result(), &next, nil
 }
 
@@ -387,16 +389,15 @@ func (s *Sessions) Yield(t Tenant, id SessionID, to NodeID, epoch, repinSeq uint
 	if err == nil {
 		cur := r.session
 		same := cur.Owner == to && cur.Epoch == epoch && cur.RepinSeq == repinSeq
-		if _, open := r.unconfirmed(s.self); same && !open {
+		if same {
 			return nil
 		}
-		if !same && !cur.before(repinSeq, epoch, to) {
+		if !cur.before(repinSeq, epoch, to) {
 			err = cur.fenced()
 		}
 	}
 	if err == nil {
 		r.session.Owner, r.session.Epoch, r.session.RepinSeq = to, epoch, repinSeq
-		r.moves = confirmed(r.moves)
 		err = s.store(r)
 	}
 	if err != nil {

@@ -70,18 +70,20 @@ type Daemon struct {
 	audit       *auditor
 	reloads     *reloads
 
-	agent       *transfer.Agent
-	sessions    *kvstore.Sessions
-	engines     *engines
-	offers      *offers
-	links       *links
-	paths       *paths
-	plans       *plans
-	calibration *calibration
-	migrations  *migrations
-	yields      *yields
-	load        *load
-	servers     *servers
+	agent        *transfer.Agent
+	sessions     *kvstore.Sessions
+	engines      *engines
+	offers       *offers
+	links        *links
+	paths        *paths
+	plans        *plans
+	calibration  *calibration
+	migrations   *migrations
+	yields       *yields
+	reclaims     *reclaims
+	incarnations *incarnations
+	load         *load
+	servers      *servers
 
 	closing   chan struct{} // closed when Close begins
 	closeOnce sync.Once
@@ -112,7 +114,7 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 		cfg: cfg, self: kvstore.NodeID(cfg.Node.ID), incarnation: newID(), version: parts.Version, started: time.Now(),
 		log: parts.Log, registry: prometheus.NewRegistry(), closing: make(chan struct{}),
 		offers: newOffers(cfg.Migration.LeaseTTL, cfg.weight), migrations: newMigrations(cfg.Migration), yields: newYields(),
-		reloads: newReloads(),
+		reclaims: newReclaims(), incarnations: newIncarnations(), reloads: newReloads(),
 	}
 	if err := d.openIdentity(&parts); err != nil {
 		return nil, err
@@ -146,6 +148,7 @@ func Open(cfg Config, parts Parts) (_ *Daemon, err error) {
 		return nil, err
 	}
 	d.announceOwned()
+	d.reclaims.add(d.sessions.Unconfirmed()...)
 	d.wg.Go(d.sweep)      // owner: d; ends when closing
 	d.wg.Go(d.watchFiles) // owner: d; ends when closing
 	d.logStart()
@@ -260,6 +263,7 @@ func (d *Daemon) sweep() {
 		case <-d.closing:
 			return
 		case now := <-tick.C:
+			d.lookAtPeers()
 			for _, of := range d.offers.sweep(now) {
 				d.log.LogAttrs(context.Background(), slog.LevelWarn, "offer expired", slog.String("peer", string(of.peer)), slog.String("migration_id", of.migration))
 			}
@@ -273,6 +277,7 @@ func (d *Daemon) sweep() {
 			d.keepPlans(false)
 			d.yieldPending()
 			d.engines.sweepKept(now)
+			d.confirmForwarded(now)
 		}
 	}
 }
@@ -283,13 +288,27 @@ func (d *Daemon) endOffer(ctx context.Context, link *transfer.Link, id []byte) {
 	if link == nil || len(id) == 0 {
 		return
 	}
-	ctx = context.WithoutCancel(ctx) // the release is owed on every path
-	d.wg.Go(func() {                 // owner: d; ends within the call time-out
-		_, err := d.callPeer(ctx, link, &pb.PeerRequest{Call: &pb.PeerRequest_EndOffer{EndOffer: &pb.EndOfferCall{OfferId: id}}})
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*d.cfg.Migration.CallTimeout) // the release is owed on every path
+	d.wg.Go(func() {                                                                              // owner: d; ends within twice the call time-out
+		defer cancel()
+		req := &pb.PeerRequest{Call: &pb.PeerRequest_EndOffer{EndOffer: &pb.EndOfferCall{OfferId: id}}}
+		_, err := d.callPeer(ctx, link, req)
+		if err != nil && link.Err() != nil && !d.isClosing() { // the source may be there all the same
+			_, _, err = d.callNode(ctx, link.Peer().ID, req)
+		}
 		if err != nil {
 			d.log.LogAttrs(ctx, slog.LevelWarn, "end offer", slog.String("peer", string(link.Peer().ID)), slog.Any("error", err))
 		}
 	})
+}
+
+func (d *Daemon) isClosing() bool {
+	select {
+	case <-d.closing:
+		return true
+	default:
+		return false
+	}
 }
 
 // Addr is the UDP address that peers dial.

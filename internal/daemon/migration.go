@@ -180,7 +180,7 @@ func (m *migration) step(ctx context.Context, s state) (event, error) {
 		return evFailed, failf(ReasonShuttingDown, "ask again when the daemon is back", "the daemon is shutting down")
 	}
 	f := classify(err)
-	if sourceGone(f.Reason) && m.demand.mode != planner.ModeFetch {
+	if (sourceGone(f.Reason) || m.demand.takeover && sourceLost(f.Reason)) && m.demand.mode != planner.ModeFetch {
 		return evSourceGone, f
 	}
 	return evFailed, f
@@ -216,6 +216,10 @@ func (m *migration) act(ctx context.Context, s state) (ev event, err error) {
 func sourceGone(r Reason) bool {
 	return r == ReasonPeerUnreachable || r == ReasonPeerRestarted || r == ReasonStalled || r == ReasonLeaseExpired || r == ReasonStaleGeneration
 }
+
+// sourceLost reports whether a failure means that the recorded owner has lost the session, or records lead in a circle: only a
+// takeover gives it an owner then.
+func sourceLost(r Reason) bool { return r == ReasonSessionNotFound || r == ReasonTooManyHops }
 
 // fire moves the machine and tells the watchers.
 func (m *migration) fire(ctx context.Context, ev event, err error) {
@@ -409,13 +413,23 @@ func tailTokens(tokens int64, usable, blockTokens int) int64 {
 // takeOver makes this node the owner of a session whose source is out of reach; a higher repin_seq wins.
 func (m *migration) takeOver() {
 	dr := &m.drive
-	s, err := m.d.sessions.Take(m.demand.tenant, m.demand.session, m.demand.repinSeq)
-	if errors.Is(err, kvstore.ErrSessionNotFound) && dr.engine != nil {
+	s, err := m.d.sessions.Get(m.demand.tenant, m.demand.session)
+	// The source's record, when it was still heard, is the newer one.
+	heard := dr.session.Epoch > 0 && (errors.Is(err, kvstore.ErrSessionNotFound) || err == nil && dr.session.Epoch >= s.Epoch)
+	switch {
+	case heard && dr.session.RepinSeq >= m.demand.repinSeq:
+		err = &kvstore.FencedError{Tenant: m.demand.tenant, ID: m.demand.session, Epoch: dr.session.Epoch, Owner: dr.session.Owner, RepinSeq: dr.session.RepinSeq}
+	case heard, errors.Is(err, kvstore.ErrSessionNotFound) && dr.engine != nil:
 		s = kvstore.Session{
-			Tenant: m.demand.tenant, ID: m.demand.session, Pin: dr.engine.layout.Pin(), Keys: dr.session.Keys, Tokens: dr.session.Tokens,
+			Tenant: m.demand.tenant, ID: m.demand.session, Pin: dr.session.Pin, Keys: dr.session.Keys, Tokens: dr.session.Tokens, BlockTokens: dr.session.BlockTokens,
 			Owner: m.d.self, Epoch: dr.session.Epoch + 1, Version: max(1, dr.session.Version), RepinSeq: m.demand.repinSeq, Fidelity: dr.session.Fidelity,
 		}
+		if s.Pin.IsZero() {
+			s.Pin = dr.engine.layout.Pin()
+		}
 		err = m.d.sessions.Adopt(s)
+	case err == nil:
+		s, err = m.d.sessions.Take(m.demand.tenant, m.demand.session, m.demand.repinSeq)
 	}
 	m.d.audit.decide(auditTakeover, "self", err, append(sessionAttrs(m.demand.tenant, m.demand.session), slog.String("from", string(dr.source)),
 		slog.String("migration_id", m.id), slog.Uint64("epoch", s.Epoch), slog.Uint64("repin_seq", m.demand.repinSeq))...)

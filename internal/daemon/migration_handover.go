@@ -10,22 +10,12 @@ import (
 	"github.com/kvferry/kvferry/transfer"
 )
 
-// handOver asks the authority for the session until it answers, within four call time-outs. ctx does not end with a
-// cancel: the answer decides who owns the session.
+// handOver asks the authority for the session until it answers, or has been silent for as long as a transfer may be. ctx does
+// not end with a cancel: the answer decides who owns the session.
 func (m *migration) handOver(ctx context.Context) (event, error) {
-	dr := &m.drive
 	m.want(0)
-	if dr.session.Owner == m.d.self { // the source's record says so already: an earlier attempt's answer was lost
-		return m.adopt(dr.session.Epoch, 0)
-	}
-	ctx, cancel := context.WithTimeout(ctx, 4*m.d.cfg.Migration.CallTimeout)
-	defer cancel()
-	asked := false
 	for {
-		answer, err := m.askHandOver(ctx)
-		if errors.Is(err, transfer.ErrAnswerLost) || errors.Is(err, context.DeadlineExceeded) {
-			asked = true
-		}
+		answer, asked, err := m.untilAnswered(ctx)
 		switch {
 		case err == nil && answer.GetMoved():
 			return m.adopt(answer.GetEpoch(), answer.GetStaleTailTokens())
@@ -33,38 +23,65 @@ func (m *migration) handOver(ctx context.Context) (event, error) {
 			if again, err := m.grew(ctx); err != nil || !again {
 				return evGrown, err
 			}
-			continue
-		case ctx.Err() == nil && sourceGone(classify(err).Reason) || ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded):
+		case asked: // nobody here can tell whether the source has handed over
+			m.drive.ownership = pb.Ownership_OWNERSHIP_UNKNOWN
+			return 0, failf(ReasonPeerUnreachable, "migrate again: the owner's record decides, and the same hand-over is not done twice", "the hand-over was asked for and not answered: %v", err)
 		default:
-			if asked {
-				dr.ownership = pb.Ownership_OWNERSHIP_UNKNOWN
-				return evFailed, failf(ReasonPeerUnreachable, "migrate again: the owner's record decides, and the same hand-over is not done twice", "the hand-over was asked for and not answered: %v", err)
-			}
-			if ctx.Err() != nil {
-				return 0, failf(ReasonPeerUnreachable, "migrate again; the session is still its owner's", "the hand-over could not be asked for: %v", err)
-			}
 			return 0, err
-		}
-		timer := time.NewTimer(50 * time.Millisecond)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-		case <-timer.C:
 		}
 	}
 }
 
-func (m *migration) askHandOver(ctx context.Context) (*pb.HandOverAnswer, error) {
+// handOverRetry is the pause between two questions.
+const handOverRetry = 50 * time.Millisecond
+
+// untilAnswered asks until the source answers, which may be a refusal. asked says that an error may hide an answer: the
+// question has left, and the source may have done what it asks.
+func (m *migration) untilAnswered(ctx context.Context) (answer *pb.HandOverAnswer, asked bool, err error) {
+	patience := max(m.d.cfg.Link.ProgressTimeout, m.d.cfg.Migration.CallTimeout)
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		answer, sent, err := m.askHandOver(ctx)
+		if err == nil {
+			return answer, false, nil
+		}
+		if re, ok := errors.AsType[*transfer.RemoteError](err); ok && re.Code == codeFailure {
+			return nil, false, err
+		}
+		asked = asked || sent
+		gone := errors.Is(err, context.DeadlineExceeded) || sourceGone(classify(err).Reason)
+		if gone && ctx.Err() == nil {
+			timer := time.NewTimer(handOverRetry)
+			select {
+			case <-ctx.Done():
+				timer.Stop()
+			case <-timer.C:
+				continue
+			}
+		}
+		if !gone && ctx.Err() == nil {
+			return nil, asked, err
+		}
+		return nil, asked, failf(ReasonPeerUnreachable, "migrate again; the session is still its owner's", "the source did not answer within %v: %v", patience, err)
+	}
+}
+
+// askHandOver asks once. sent is false when the question has not left for certain.
+func (m *migration) askHandOver(ctx context.Context) (answer *pb.HandOverAnswer, sent bool, err error) {
 	dr := &m.drive
 	link, err := m.d.links.get(ctx, dr.source)
 	if err != nil {
-		return nil, err
+		return nil, false, err
+	}
+	if err := link.Err(); err != nil {
+		return nil, false, err
 	}
 	resp, err := m.d.callPeer(ctx, link, &pb.PeerRequest{Call: &pb.PeerRequest_HandOver{HandOver: &pb.HandOverCall{
 		Session: m.demand.ref(), MigrationId: m.id, Epoch: dr.session.Epoch, Version: dr.session.Version, Tokens: dr.session.Tokens,
 		RepinSeq: m.demand.repinSeq, AcceptStale: dr.grown >= maxGrown,
 	}}})
-	return resp.GetHandOver(), err
+	return resp.GetHandOver(), true, err
 }
 
 // grew takes over the session as it is now. again is true when nothing has to move and the hand-over can be asked for
@@ -84,7 +101,10 @@ func (m *migration) grew(ctx context.Context) (again bool, err error) {
 func (m *migration) adopt(epoch uint64, stale int64) (event, error) {
 	dr := &m.drive
 	s := dr.session
-	s.Owner, s.Epoch, s.RepinSeq = m.d.self, epoch, max(s.RepinSeq, m.demand.repinSeq)
+	if s.Owner != m.d.self { // else the source has only said again what its record says
+		s.RepinSeq = max(s.RepinSeq, m.demand.repinSeq)
+	}
+	s.Owner, s.Epoch = m.d.self, epoch
 	if err := m.d.sessions.Adopt(s); err != nil {
 		dr.ownership = pb.Ownership_OWNERSHIP_UNKNOWN
 		return 0, err

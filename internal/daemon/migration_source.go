@@ -164,7 +164,8 @@ func (m *migration) offer(ctx context.Context) (event, error) {
 				return 0, failf(ReasonTooManyHops, "name the owner with source_hint", "gave up after %d forwarding hops at node %q", maxHops, dr.source)
 			}
 			dr.source = transfer.PeerID(f.Meta["owner_node_id"])
-		case wrongHint(err) && dr.source == m.demand.hint && dr.hops == 0 && len(m.demand.keys) == 0:
+		case wrongHint(err) && dr.source == m.demand.hint && dr.hops == 0 && len(m.demand.keys) == 0,
+			refused && f.Reason == ReasonSessionNotFound && dr.hops == 0 && len(m.demand.keys) == 0:
 			// A wrong hint costs a round trip, one that does not answer a connect time-out, no more.
 			dr.hops++
 			source, askErr := m.d.askAll(ctx, m.demand.ref(), dr.source)

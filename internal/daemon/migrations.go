@@ -143,6 +143,13 @@ func (t *migrations) list(tenant string, activeOnly bool, limit int) []*migratio
 	return out
 }
 
+// migrating reports whether a migration of a session runs here.
+func (t *migrations) migrating(tenant kvstore.Tenant, id kvstore.SessionID) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.bySession[sessionKey{tenant, id}] != nil
+}
+
 func (t *migrations) active() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -21,6 +21,7 @@ type offer struct {
 	seq       uint64 // order of the tickets
 	peer      transfer.PeerID
 	region    string // of peer, as its certificate says
+	process   string // the peer's incarnation
 	revoked   error  // nil: it holds; its lease is given back
 	migration string
 	arena     *kvstore.Arena
@@ -64,7 +65,7 @@ func (o *offers) make(e *engine, from transfer.Peer, migration string, u urgency
 		return nil, 0, err
 	}
 	of := &offer{
-		peer: from.ID, region: from.Region, migration: migration, urgency: u, arena: e.arena, session: s, lease: lease, refs: refs,
+		peer: from.ID, region: from.Region, process: from.Incarnation, migration: migration, urgency: u, arena: e.arena, session: s, lease: lease, refs: refs,
 		bytesLeft: int64(n) * e.layout.BlockBytes(), expires: time.Now().Add(o.ttl), renewed: time.Now(), heard: time.Now(), made: time.Now(),
 	}
 	_, _ = rand.Read(of.id[:]) // never fails
@@ -228,11 +229,20 @@ func (of *offer) release() {
 	}
 }
 
+// restarted releases what a peer's earlier processes hold, and returns how many offers that were.
+func (o *offers) restarted(peer transfer.Peer) int {
+	return len(o.drop(func(of *offer) bool { return of.peer == peer.ID && of.process != peer.Incarnation }))
+}
+
 // sweep releases offers that have seen no progress.
-func (o *offers) sweep(now time.Time) (ended []*offer) {
+func (o *offers) sweep(now time.Time) []*offer {
+	return o.drop(func(of *offer) bool { return now.After(of.expires) })
+}
+
+func (o *offers) drop(which func(*offer) bool) (ended []*offer) {
 	o.mu.Lock()
 	for id, of := range o.mu.byID {
-		if now.After(of.expires) {
+		if which(of) {
 			ended = append(ended, of)
 			delete(o.mu.byID, id)
 		}

@@ -31,6 +31,9 @@ func (d *Daemon) answerPeer(ctx context.Context, from transfer.Peer, payload []b
 	if err := proto.Unmarshal(payload, &req); err != nil {
 		return nil, peerFailure(failf(ReasonVersionMismatch, "run the same release on both nodes", "the call can't be decoded: %v", err))
 	}
+	if !d.incarnations.is(from) {
+		d.lookAtPeers()
+	}
 	resp := &pb.PeerResponse{}
 	switch call := req.GetCall().(type) {
 	case *pb.PeerRequest_Locate:
@@ -56,6 +59,10 @@ func (d *Daemon) answerPeer(ctx context.Context, from transfer.Peer, payload []b
 	case *pb.PeerRequest_Yield:
 		err = d.answerYield(from, call.Yield)
 		resp.Answer = &pb.PeerResponse_Yield{Yield: &pb.YieldAnswer{}}
+	case *pb.PeerRequest_Confirm:
+		var a *pb.ConfirmAnswer
+		a, err = d.answerConfirm(call.Confirm)
+		resp.Answer = &pb.PeerResponse_Confirm{Confirm: a}
 	default:
 		err = failf(ReasonVersionMismatch, "run the same release on both nodes", "the call is of a kind that this release does not know")
 	}
@@ -354,7 +361,7 @@ func (d *Daemon) answerHandOver(ctx context.Context, from transfer.Peer, call *p
 	}
 	attrs := joinAttrs(peerAttrs(from), sessionAttrs(tenant, id), []slog.Attr{slog.String("migration_id", clipped(call.GetMigrationId()))})
 	res, err := d.sessions.HandOver(kvstore.HandOver{
-		Tenant: tenant, ID: id, Migration: call.GetMigrationId(), To: kvstore.NodeID(from.ID), Epoch: call.GetEpoch(),
+		Tenant: tenant, ID: id, Migration: call.GetMigrationId(), To: kvstore.NodeID(from.ID), Incarnation: from.Incarnation, Epoch: call.GetEpoch(),
 		Version: call.GetVersion(), Tokens: call.GetTokens(), RepinSeq: call.GetRepinSeq(), AcceptStale: call.GetAcceptStale(),
 	})
 	if err != nil {
@@ -371,6 +378,9 @@ func (d *Daemon) answerHandOver(ctx context.Context, from transfer.Peer, call *p
 	d.log.LogAttrs(ctx, slog.LevelInfo, "session handed over", slog.String("session_id", string(id)), slog.String("to", string(from.ID)),
 		slog.Uint64("epoch", res.Epoch), slog.String("migration_id", call.GetMigrationId()))
 	d.audit.grant(auditHandOver, string(from.ID), append(attrs, slog.Uint64("epoch", res.Epoch))...)
+	if f, awaits := d.sessions.UnconfirmedOf(tenant, id); awaits {
+		d.reclaims.add(f)
+	}
 	d.flip(tenant, id, kvstore.NodeID(from.ID), res.Epoch)
 	return &pb.HandOverAnswer{Moved: true, Epoch: res.Epoch, StaleTailTokens: res.StaleTailTokens}, nil
 }

@@ -86,11 +86,11 @@ func (y *yields) told(p transfer.PeerID, s kvstore.Session, reached bool) {
 	y.mu.retry[p] = backoff{at: time.Now().Add(wait), wait: wait}
 }
 
-// announceOwned has the peers told of every session that came here by a re-pin: of those taken over before a restart
-// nobody else keeps account.
+// announceOwned has the peers told of every session that came here, by a hand-over, a re-pin or a reclaim: of those taken over
+// before a restart nobody else keeps account.
 func (d *Daemon) announceOwned() {
 	for _, s := range d.sessions.List() {
-		if s.Owner == d.self && s.RepinSeq > 0 {
+		if s.Owner == d.self && (s.RepinSeq > 0 || s.Epoch > 1) {
 			d.yields.add(d.links.ids(), s)
 		}
 	}
@@ -131,6 +131,12 @@ func (d *Daemon) tellPeer(p transfer.PeerID) {
 		if !ok {
 			return
 		}
+		if now, err := d.sessions.Get(s.Tenant, s.ID); err != nil || now.Owner != d.self {
+			d.yields.told(p, s, true) // it is this node's no longer
+			continue
+		} else {
+			s = now
+		}
 		_, _, err := d.callNode(ctx, p, &pb.PeerRequest{Call: &pb.PeerRequest_Yield{Yield: &pb.YieldCall{
 			Session: &pb.SessionRef{Tenant: string(s.Tenant), SessionId: string(s.ID)}, Epoch: s.Epoch, RepinSeq: s.RepinSeq,
 		}}})
@@ -139,7 +145,7 @@ func (d *Daemon) tellPeer(p transfer.PeerID) {
 			f := classify(err)
 			reached = f.Reason == ReasonSessionNotFound || f.Reason == ReasonInvalid || f.Reason == ReasonFenced || f.Reason == ReasonPolicyDenied
 			if f.Reason == ReasonFenced {
-				d.believe(s, f)
+				d.believe(p, s, f)
 			}
 		}
 		d.yields.told(p, s, reached)
@@ -151,12 +157,12 @@ func (d *Daemon) tellPeer(p transfer.PeerID) {
 }
 
 // believe gives a session up to the owner that a peer's refusal names, if that orders above what this node has: then this
-// node's takeover was the stale one.
-func (d *Daemon) believe(s kvstore.Session, f *Failure) {
+// node's takeover was the stale one. At the same rank only the owner itself is believed: a hand-over to it may be lost.
+func (d *Daemon) believe(p transfer.PeerID, s kvstore.Session, f *Failure) {
 	owner := kvstore.NodeID(f.Meta["owner_node_id"])
 	epoch, err1 := strconv.ParseUint(f.Meta["epoch"], 10, 64)
 	repin, err2 := strconv.ParseUint(f.Meta["repin_seq"], 10, 64)
-	if owner == "" || owner == d.self || err1 != nil || err2 != nil {
+	if owner == "" || owner == d.self || err1 != nil || err2 != nil || epoch == s.Epoch && repin == s.RepinSeq && owner != kvstore.NodeID(p) {
 		return
 	}
 	if err := d.sessions.Yield(s.Tenant, s.ID, owner, epoch, repin); err != nil {

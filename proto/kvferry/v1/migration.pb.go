@@ -1412,8 +1412,10 @@ type ClaimPrefillRequest struct {
 	MigrationId string `protobuf:"bytes,1,opt,name=migration_id,json=migrationId,proto3" json:"migration_id,omitempty"`
 	// Blocks before this place are done with: computed or loaded.
 	ComputedBlocks uint32 `protobuf:"varint,2,opt,name=computed_blocks,json=computedBlocks,proto3" json:"computed_blocks,omitempty"`
-	// Blocks from there that the caller would compute before it asks again, 1 to 65536.
-	WantBlocks    uint32 `protobuf:"varint,3,opt,name=want_blocks,json=wantBlocks,proto3" json:"want_blocks,omitempty"`
+	// Blocks from there that the caller would compute before it asks again, 1 to 65536; with gives_up 0.
+	WantBlocks uint32 `protobuf:"varint,3,opt,name=want_blocks,json=wantBlocks,proto3" json:"want_blocks,omitempty"`
+	// The caller computes no more: what it was granted from computed_blocks on is fetched instead, at once. Nothing is granted to it.
+	GivesUp       bool `protobuf:"varint,4,opt,name=gives_up,json=givesUp,proto3" json:"gives_up,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1467,6 +1469,13 @@ func (x *ClaimPrefillRequest) GetWantBlocks() uint32 {
 		return x.WantBlocks
 	}
 	return 0
+}
+
+func (x *ClaimPrefillRequest) GetGivesUp() bool {
+	if x != nil {
+		return x.GivesUp
+	}
+	return false
 }
 
 // ClaimPrefillResponse says where the two ends stand.
@@ -2491,12 +2500,13 @@ const file_kvferry_v1_migration_proto_rawDesc = "" +
 	"\x04plan\x18\x05 \x01(\v2\x10.kvferry.v1.PlanR\x04plan\x129\n" +
 	"\bprogress\x18\x06 \x01(\v2\x1d.kvferry.v1.MigrationProgressR\bprogress\x123\n" +
 	"\x06report\x18\a \x01(\v2\x1b.kvferry.v1.MigrationReportR\x06report\x12+\n" +
-	"\x03age\x18\b \x01(\v2\x19.google.protobuf.DurationR\x03age\"\x82\x01\n" +
+	"\x03age\x18\b \x01(\v2\x19.google.protobuf.DurationR\x03age\"\x9d\x01\n" +
 	"\x13ClaimPrefillRequest\x12!\n" +
 	"\fmigration_id\x18\x01 \x01(\tR\vmigrationId\x12'\n" +
 	"\x0fcomputed_blocks\x18\x02 \x01(\rR\x0ecomputedBlocks\x12\x1f\n" +
 	"\vwant_blocks\x18\x03 \x01(\rR\n" +
-	"wantBlocks\"\x8c\x01\n" +
+	"wantBlocks\x12\x19\n" +
+	"\bgives_up\x18\x04 \x01(\bR\agivesUp\"\x8c\x01\n" +
 	"\x14ClaimPrefillResponse\x12#\n" +
 	"\rgranted_until\x18\x01 \x01(\rR\fgrantedUntil\x12%\n" +
 	"\x0efetch_frontier\x18\x02 \x01(\rR\rfetchFrontier\x12\x12\n" +

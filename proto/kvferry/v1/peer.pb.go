@@ -36,6 +36,7 @@ type PeerRequest struct {
 	//	*PeerRequest_HandOver
 	//	*PeerRequest_Accuse
 	//	*PeerRequest_Yield
+	//	*PeerRequest_Confirm
 	Call          isPeerRequest_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -141,6 +142,15 @@ func (x *PeerRequest) GetYield() *YieldCall {
 	return nil
 }
 
+func (x *PeerRequest) GetConfirm() *ConfirmCall {
+	if x != nil {
+		if x, ok := x.Call.(*PeerRequest_Confirm); ok {
+			return x.Confirm
+		}
+	}
+	return nil
+}
+
 type isPeerRequest_Call interface {
 	isPeerRequest_Call()
 }
@@ -180,6 +190,11 @@ type PeerRequest_Yield struct {
 	Yield *YieldCall `protobuf:"bytes,7,opt,name=yield,proto3,oneof"`
 }
 
+type PeerRequest_Confirm struct {
+	// Do you have the session that I handed over to you?
+	Confirm *ConfirmCall `protobuf:"bytes,8,opt,name=confirm,proto3,oneof"`
+}
+
 func (*PeerRequest_Locate) isPeerRequest_Call() {}
 
 func (*PeerRequest_Offer) isPeerRequest_Call() {}
@@ -193,6 +208,8 @@ func (*PeerRequest_HandOver) isPeerRequest_Call() {}
 func (*PeerRequest_Accuse) isPeerRequest_Call() {}
 
 func (*PeerRequest_Yield) isPeerRequest_Call() {}
+
+func (*PeerRequest_Confirm) isPeerRequest_Call() {}
 
 // PeerResponse answers a PeerRequest.
 type PeerResponse struct {
@@ -208,6 +225,7 @@ type PeerResponse struct {
 	//	*PeerResponse_HandOver
 	//	*PeerResponse_Accuse
 	//	*PeerResponse_Yield
+	//	*PeerResponse_Confirm
 	Answer        isPeerResponse_Answer `protobuf_oneof:"answer"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -313,6 +331,15 @@ func (x *PeerResponse) GetYield() *YieldAnswer {
 	return nil
 }
 
+func (x *PeerResponse) GetConfirm() *ConfirmAnswer {
+	if x != nil {
+		if x, ok := x.Answer.(*PeerResponse_Confirm); ok {
+			return x.Confirm
+		}
+	}
+	return nil
+}
+
 type isPeerResponse_Answer interface {
 	isPeerResponse_Answer()
 }
@@ -352,6 +379,11 @@ type PeerResponse_Yield struct {
 	Yield *YieldAnswer `protobuf:"bytes,7,opt,name=yield,proto3,oneof"`
 }
 
+type PeerResponse_Confirm struct {
+	// Answer to confirm.
+	Confirm *ConfirmAnswer `protobuf:"bytes,8,opt,name=confirm,proto3,oneof"`
+}
+
 func (*PeerResponse_Locate) isPeerResponse_Answer() {}
 
 func (*PeerResponse_Offer) isPeerResponse_Answer() {}
@@ -365,6 +397,8 @@ func (*PeerResponse_HandOver) isPeerResponse_Answer() {}
 func (*PeerResponse_Accuse) isPeerResponse_Answer() {}
 
 func (*PeerResponse_Yield) isPeerResponse_Answer() {}
+
+func (*PeerResponse_Confirm) isPeerResponse_Answer() {}
 
 // LocateCall asks for the owner of a session.
 type LocateCall struct {
@@ -1300,12 +1334,132 @@ func (*YieldAnswer) Descriptor() ([]byte, []int) {
 	return file_kvferry_v1_peer_proto_rawDescGZIP(), []int{15}
 }
 
+// ConfirmCall asks whether a hand-over has arrived. A node that has been restarted since, and does not know of it, has lost
+// the session to the caller, which becomes its owner again.
+type ConfirmCall struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The session.
+	Session *SessionRef `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// Fencing number that it was handed over under.
+	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Re-pin number that it was handed over under.
+	RepinSeq      uint64 `protobuf:"varint,3,opt,name=repin_seq,json=repinSeq,proto3" json:"repin_seq,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmCall) Reset() {
+	*x = ConfirmCall{}
+	mi := &file_kvferry_v1_peer_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmCall) ProtoMessage() {}
+
+func (x *ConfirmCall) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_peer_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmCall.ProtoReflect.Descriptor instead.
+func (*ConfirmCall) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_peer_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ConfirmCall) GetSession() *SessionRef {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *ConfirmCall) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ConfirmCall) GetRepinSeq() uint64 {
+	if x != nil {
+		return x.RepinSeq
+	}
+	return 0
+}
+
+// ConfirmAnswer is what the new owner knows of it.
+type ConfirmAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node has a record of that rank or a later one, its own or another owner's.
+	Known bool `protobuf:"varint,1,opt,name=known,proto3" json:"known,omitempty"`
+	// A migration of the session runs here and may ask for it again.
+	Pending       bool `protobuf:"varint,2,opt,name=pending,proto3" json:"pending,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmAnswer) Reset() {
+	*x = ConfirmAnswer{}
+	mi := &file_kvferry_v1_peer_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmAnswer) ProtoMessage() {}
+
+func (x *ConfirmAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_peer_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmAnswer.ProtoReflect.Descriptor instead.
+func (*ConfirmAnswer) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_peer_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ConfirmAnswer) GetKnown() bool {
+	if x != nil {
+		return x.Known
+	}
+	return false
+}
+
+func (x *ConfirmAnswer) GetPending() bool {
+	if x != nil {
+		return x.Pending
+	}
+	return false
+}
+
 var File_kvferry_v1_peer_proto protoreflect.FileDescriptor
 
 const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\n" +
 	"\x15kvferry/v1/peer.proto\x12\n" +
-	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvferry/v1/common.proto\x1a\x1akvferry/v1/migration.proto\"\xf8\x02\n" +
+	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvferry/v1/common.proto\x1a\x1akvferry/v1/migration.proto\"\xad\x03\n" +
 	"\vPeerRequest\x120\n" +
 	"\x06locate\x18\x01 \x01(\v2\x16.kvferry.v1.LocateCallH\x00R\x06locate\x12-\n" +
 	"\x05offer\x18\x02 \x01(\v2\x15.kvferry.v1.OfferCallH\x00R\x05offer\x12-\n" +
@@ -1313,8 +1467,9 @@ const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\tend_offer\x18\x04 \x01(\v2\x18.kvferry.v1.EndOfferCallH\x00R\bendOffer\x127\n" +
 	"\thand_over\x18\x05 \x01(\v2\x18.kvferry.v1.HandOverCallH\x00R\bhandOver\x120\n" +
 	"\x06accuse\x18\x06 \x01(\v2\x16.kvferry.v1.AccuseCallH\x00R\x06accuse\x12-\n" +
-	"\x05yield\x18\a \x01(\v2\x15.kvferry.v1.YieldCallH\x00R\x05yieldB\x06\n" +
-	"\x04call\"\x89\x03\n" +
+	"\x05yield\x18\a \x01(\v2\x15.kvferry.v1.YieldCallH\x00R\x05yield\x123\n" +
+	"\aconfirm\x18\b \x01(\v2\x17.kvferry.v1.ConfirmCallH\x00R\aconfirmB\x06\n" +
+	"\x04call\"\xc0\x03\n" +
 	"\fPeerResponse\x122\n" +
 	"\x06locate\x18\x01 \x01(\v2\x18.kvferry.v1.LocateAnswerH\x00R\x06locate\x12/\n" +
 	"\x05offer\x18\x02 \x01(\v2\x17.kvferry.v1.OfferAnswerH\x00R\x05offer\x12/\n" +
@@ -1322,7 +1477,8 @@ const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\tend_offer\x18\x04 \x01(\v2\x1a.kvferry.v1.EndOfferAnswerH\x00R\bendOffer\x129\n" +
 	"\thand_over\x18\x05 \x01(\v2\x1a.kvferry.v1.HandOverAnswerH\x00R\bhandOver\x122\n" +
 	"\x06accuse\x18\x06 \x01(\v2\x18.kvferry.v1.AccuseAnswerH\x00R\x06accuse\x12/\n" +
-	"\x05yield\x18\a \x01(\v2\x17.kvferry.v1.YieldAnswerH\x00R\x05yieldB\b\n" +
+	"\x05yield\x18\a \x01(\v2\x17.kvferry.v1.YieldAnswerH\x00R\x05yield\x125\n" +
+	"\aconfirm\x18\b \x01(\v2\x19.kvferry.v1.ConfirmAnswerH\x00R\aconfirmB\b\n" +
 	"\x06answer\">\n" +
 	"\n" +
 	"LocateCall\x120\n" +
@@ -1388,7 +1544,14 @@ const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\asession\x18\x01 \x01(\v2\x16.kvferry.v1.SessionRefR\asession\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
 	"\trepin_seq\x18\x03 \x01(\x04R\brepinSeq\"\r\n" +
-	"\vYieldAnswerB\x9b\x01\n" +
+	"\vYieldAnswer\"r\n" +
+	"\vConfirmCall\x120\n" +
+	"\asession\x18\x01 \x01(\v2\x16.kvferry.v1.SessionRefR\asession\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
+	"\trepin_seq\x18\x03 \x01(\x04R\brepinSeq\"?\n" +
+	"\rConfirmAnswer\x12\x14\n" +
+	"\x05known\x18\x01 \x01(\bR\x05known\x12\x18\n" +
+	"\apending\x18\x02 \x01(\bR\apendingB\x9b\x01\n" +
 	"\x0ecom.kvferry.v1B\tPeerProtoP\x01Z5github.com/kvferry/kvferry/proto/kvferry/v1;kvferryv1\xa2\x02\x03KXX\xaa\x02\n" +
 	"Kvferry.V1\xca\x02\n" +
 	"Kvferry\\V1\xe2\x02\x16Kvferry\\V1\\GPBMetadata\xea\x02\vKvferry::V1b\x06proto3"
@@ -1405,7 +1568,7 @@ func file_kvferry_v1_peer_proto_rawDescGZIP() []byte {
 	return file_kvferry_v1_peer_proto_rawDescData
 }
 
-var file_kvferry_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_kvferry_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_kvferry_v1_peer_proto_goTypes = []any{
 	(*PeerRequest)(nil),         // 0: kvferry.v1.PeerRequest
 	(*PeerResponse)(nil),        // 1: kvferry.v1.PeerResponse
@@ -1423,12 +1586,14 @@ var file_kvferry_v1_peer_proto_goTypes = []any{
 	(*AccuseAnswer)(nil),        // 13: kvferry.v1.AccuseAnswer
 	(*YieldCall)(nil),           // 14: kvferry.v1.YieldCall
 	(*YieldAnswer)(nil),         // 15: kvferry.v1.YieldAnswer
-	(*SessionRef)(nil),          // 16: kvferry.v1.SessionRef
-	(*Layout)(nil),              // 17: kvferry.v1.Layout
-	(TransferClass)(0),          // 18: kvferry.v1.TransferClass
-	(*durationpb.Duration)(nil), // 19: google.protobuf.Duration
-	(*Session)(nil),             // 20: kvferry.v1.Session
-	(*SlotRef)(nil),             // 21: kvferry.v1.SlotRef
+	(*ConfirmCall)(nil),         // 16: kvferry.v1.ConfirmCall
+	(*ConfirmAnswer)(nil),       // 17: kvferry.v1.ConfirmAnswer
+	(*SessionRef)(nil),          // 18: kvferry.v1.SessionRef
+	(*Layout)(nil),              // 19: kvferry.v1.Layout
+	(TransferClass)(0),          // 20: kvferry.v1.TransferClass
+	(*durationpb.Duration)(nil), // 21: google.protobuf.Duration
+	(*Session)(nil),             // 22: kvferry.v1.Session
+	(*SlotRef)(nil),             // 23: kvferry.v1.SlotRef
 }
 var file_kvferry_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: kvferry.v1.PeerRequest.locate:type_name -> kvferry.v1.LocateCall
@@ -1438,32 +1603,35 @@ var file_kvferry_v1_peer_proto_depIdxs = []int32{
 	10, // 4: kvferry.v1.PeerRequest.hand_over:type_name -> kvferry.v1.HandOverCall
 	12, // 5: kvferry.v1.PeerRequest.accuse:type_name -> kvferry.v1.AccuseCall
 	14, // 6: kvferry.v1.PeerRequest.yield:type_name -> kvferry.v1.YieldCall
-	3,  // 7: kvferry.v1.PeerResponse.locate:type_name -> kvferry.v1.LocateAnswer
-	5,  // 8: kvferry.v1.PeerResponse.offer:type_name -> kvferry.v1.OfferAnswer
-	7,  // 9: kvferry.v1.PeerResponse.renew:type_name -> kvferry.v1.RenewAnswer
-	9,  // 10: kvferry.v1.PeerResponse.end_offer:type_name -> kvferry.v1.EndOfferAnswer
-	11, // 11: kvferry.v1.PeerResponse.hand_over:type_name -> kvferry.v1.HandOverAnswer
-	13, // 12: kvferry.v1.PeerResponse.accuse:type_name -> kvferry.v1.AccuseAnswer
-	15, // 13: kvferry.v1.PeerResponse.yield:type_name -> kvferry.v1.YieldAnswer
-	16, // 14: kvferry.v1.LocateCall.session:type_name -> kvferry.v1.SessionRef
-	16, // 15: kvferry.v1.OfferCall.session:type_name -> kvferry.v1.SessionRef
-	17, // 16: kvferry.v1.OfferCall.layout:type_name -> kvferry.v1.Layout
-	18, // 17: kvferry.v1.OfferCall.class:type_name -> kvferry.v1.TransferClass
-	19, // 18: kvferry.v1.OfferCall.deadline:type_name -> google.protobuf.Duration
-	20, // 19: kvferry.v1.OfferAnswer.session:type_name -> kvferry.v1.Session
-	21, // 20: kvferry.v1.OfferAnswer.slots:type_name -> kvferry.v1.SlotRef
-	19, // 21: kvferry.v1.OfferAnswer.lease_ttl:type_name -> google.protobuf.Duration
-	17, // 22: kvferry.v1.OfferAnswer.layout:type_name -> kvferry.v1.Layout
-	19, // 23: kvferry.v1.RenewAnswer.lease_ttl:type_name -> google.protobuf.Duration
-	16, // 24: kvferry.v1.HandOverCall.session:type_name -> kvferry.v1.SessionRef
-	20, // 25: kvferry.v1.HandOverAnswer.grown:type_name -> kvferry.v1.Session
-	21, // 26: kvferry.v1.AccuseCall.slot:type_name -> kvferry.v1.SlotRef
-	16, // 27: kvferry.v1.YieldCall.session:type_name -> kvferry.v1.SessionRef
-	28, // [28:28] is the sub-list for method output_type
-	28, // [28:28] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	16, // 7: kvferry.v1.PeerRequest.confirm:type_name -> kvferry.v1.ConfirmCall
+	3,  // 8: kvferry.v1.PeerResponse.locate:type_name -> kvferry.v1.LocateAnswer
+	5,  // 9: kvferry.v1.PeerResponse.offer:type_name -> kvferry.v1.OfferAnswer
+	7,  // 10: kvferry.v1.PeerResponse.renew:type_name -> kvferry.v1.RenewAnswer
+	9,  // 11: kvferry.v1.PeerResponse.end_offer:type_name -> kvferry.v1.EndOfferAnswer
+	11, // 12: kvferry.v1.PeerResponse.hand_over:type_name -> kvferry.v1.HandOverAnswer
+	13, // 13: kvferry.v1.PeerResponse.accuse:type_name -> kvferry.v1.AccuseAnswer
+	15, // 14: kvferry.v1.PeerResponse.yield:type_name -> kvferry.v1.YieldAnswer
+	17, // 15: kvferry.v1.PeerResponse.confirm:type_name -> kvferry.v1.ConfirmAnswer
+	18, // 16: kvferry.v1.LocateCall.session:type_name -> kvferry.v1.SessionRef
+	18, // 17: kvferry.v1.OfferCall.session:type_name -> kvferry.v1.SessionRef
+	19, // 18: kvferry.v1.OfferCall.layout:type_name -> kvferry.v1.Layout
+	20, // 19: kvferry.v1.OfferCall.class:type_name -> kvferry.v1.TransferClass
+	21, // 20: kvferry.v1.OfferCall.deadline:type_name -> google.protobuf.Duration
+	22, // 21: kvferry.v1.OfferAnswer.session:type_name -> kvferry.v1.Session
+	23, // 22: kvferry.v1.OfferAnswer.slots:type_name -> kvferry.v1.SlotRef
+	21, // 23: kvferry.v1.OfferAnswer.lease_ttl:type_name -> google.protobuf.Duration
+	19, // 24: kvferry.v1.OfferAnswer.layout:type_name -> kvferry.v1.Layout
+	21, // 25: kvferry.v1.RenewAnswer.lease_ttl:type_name -> google.protobuf.Duration
+	18, // 26: kvferry.v1.HandOverCall.session:type_name -> kvferry.v1.SessionRef
+	22, // 27: kvferry.v1.HandOverAnswer.grown:type_name -> kvferry.v1.Session
+	23, // 28: kvferry.v1.AccuseCall.slot:type_name -> kvferry.v1.SlotRef
+	18, // 29: kvferry.v1.YieldCall.session:type_name -> kvferry.v1.SessionRef
+	18, // 30: kvferry.v1.ConfirmCall.session:type_name -> kvferry.v1.SessionRef
+	31, // [31:31] is the sub-list for method output_type
+	31, // [31:31] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_kvferry_v1_peer_proto_init() }
@@ -1481,6 +1649,7 @@ func file_kvferry_v1_peer_proto_init() {
 		(*PeerRequest_HandOver)(nil),
 		(*PeerRequest_Accuse)(nil),
 		(*PeerRequest_Yield)(nil),
+		(*PeerRequest_Confirm)(nil),
 	}
 	file_kvferry_v1_peer_proto_msgTypes[1].OneofWrappers = []any{
 		(*PeerResponse_Locate)(nil),
@@ -1490,6 +1659,7 @@ func file_kvferry_v1_peer_proto_init() {
 		(*PeerResponse_HandOver)(nil),
 		(*PeerResponse_Accuse)(nil),
 		(*PeerResponse_Yield)(nil),
+		(*PeerResponse_Confirm)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1497,7 +1667,7 @@ func file_kvferry_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvferry_v1_peer_proto_rawDesc), len(file_kvferry_v1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
