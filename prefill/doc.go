@@ -49,7 +49,7 @@
 // # Limitations
 //
 //   - One request at a time: between two of them the engine computes nothing of this session.
-//   - A block is granted for good. What a failed request was to compute arrives after the three seconds.
+//   - What a failed or cancelled request was to compute is given back, and fetched. A daemon that does not hear of it waits three seconds.
 //   - Overhead is told from compute by a straight line: on very long prefixes, where attention grows, it comes out a little
 //     low.
 //   - Prompts with images, adapters or prompt embeddings need keys that token ids do not give; adapters by the name of the

@@ -33,6 +33,9 @@ func Run(ctx context.Context, cfg Config) (Report, error) {
 	if err != nil && ctx.Err() != nil {
 		end, err = EndCancelled, context.Cause(ctx)
 	}
+	if (end == EndEngine || end == EndCancelled) && f.report.GrantedBlocks > f.at {
+		f.giveUp(ctx)
+	}
 	f.report.End = end
 	if overhead, perToken, ok := f.line.fit(); ok {
 		f.report.OverheadSeconds = overhead * float64(f.report.Requests)
@@ -106,6 +109,15 @@ func (f *front) want() int {
 		want = min(want, max(float64(n)/size, least))
 	}
 	return int(max(1, min(math.Ceil(want*(1-1e-9)), float64(f.blocks-f.at), maxWant)))
+}
+
+// giveUp has the fetch bring what was granted and is not computed, at once and not when the daemon's patience is over.
+func (f *front) giveUp(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), beat) // it is owed after a cancel, too
+	defer cancel()
+	_, _ = f.cfg.Migrations.ClaimPrefill(ctx, &kvferryv1.ClaimPrefillRequest{
+		MigrationId: f.cfg.MigrationID, ComputedBlocks: uint32(f.at), GivesUp: true,
+	}) // unheard, it costs the daemon's patience
 }
 
 // claim asks for blocks from at on.

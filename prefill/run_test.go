@@ -242,7 +242,8 @@ func TestRunErrors(t *testing.T) {
 				e.before = func(w http.ResponseWriter, r *http.Request) bool {
 					return len(e.blocks) == 3 && c.before(w, r)
 				}
-				cfg := testConfig(&fakeDaemon{answer: generous(50)}, e, 50)
+				d := &fakeDaemon{answer: generous(50)}
+				cfg := testConfig(d, e, 50)
 				if c.edit != nil {
 					c.edit(&cfg)
 				}
@@ -252,6 +253,11 @@ func TestRunErrors(t *testing.T) {
 				}
 				if rep.End != EndEngine || c.edit == nil && c.is == nil && (rep.ComputedBlocks != 3 || rep.GrantedBlocks != 7 || rep.Requests != 2) {
 					t.Errorf("%+v", rep)
+				}
+				// What was granted and is not computed is given back.
+				last := d.claims[len(d.claims)-1]
+				if gives := rep.GrantedBlocks > rep.ComputedBlocks; last.GetGivesUp() != gives || gives && (int(last.GetComputedBlocks()) != rep.ComputedBlocks || last.GetWantBlocks() != 0) {
+					t.Errorf("the last claim is %v after %+v", last, rep)
 				}
 			})
 		})
@@ -297,7 +303,11 @@ func TestRunCancelled(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				time.AfterFunc(1500*time.Millisecond, func() { cancel(cause) })
 				began := time.Now()
-				rep, err := Run(ctx, testConfig(&fakeDaemon{answer: answer}, &fakeEngine{overhead: time.Hour}, 5))
+				d := &fakeDaemon{answer: answer}
+				rep, err := Run(ctx, testConfig(d, &fakeEngine{overhead: time.Hour}, 5))
+				if last := d.claims[len(d.claims)-1]; last.GetGivesUp() != (name == "in a request") {
+					t.Errorf("the last claim is %v", last)
+				}
 				if !errors.Is(err, cause) || rep.End != EndCancelled || rep.Requests != 0 || time.Since(began) != 1500*time.Millisecond {
 					t.Errorf("%+v, %v after %v", rep, err, time.Since(began))
 				}

@@ -21,6 +21,7 @@ type front struct {
 	block time.Duration
 	want  uint32 // blocks a claim
 	stop  int    // stops for good at this block; 0: does not
+	says  bool   // that it does
 
 	mu       sync.Mutex
 	computed map[int]bool
@@ -55,6 +56,12 @@ func (f *front) run(id string) {
 	ctx, n := context.Background(), f.e.n
 	for at := 0; at < len(f.keys); {
 		if f.stop > 0 && at >= f.stop {
+			if f.says {
+				got, err := n.mig.ClaimPrefill(ctx, &pb.ClaimPrefillRequest{MigrationId: id, ComputedBlocks: uint32(at), GivesUp: true})
+				if err != nil || !got.GetStop() || int(got.GetGrantedUntil()) != at {
+					f.t.Errorf("giving up at %d: %v, %v", at, got, err)
+				}
+			}
 			return
 		}
 		if f.here(at) {
@@ -237,25 +244,64 @@ func TestHybridLinkDies(t *testing.T) {
 			t.Errorf("%d of 200 blocks prefilled", computed)
 		}
 		r.heal()
-		time.Sleep(time.Minute)
-		r.settle()
+		r.settleCut()
 	})
 }
 
 // A front that stops, granted blocks and all, is not waited for: the link brings the rest.
+// One that says so gives its grant back at once: the whole takes as long as the link does.
 func TestHybridFrontStops(t *testing.T) {
+	for _, says := range []bool{false, true} {
+		bubble(t, func(t *testing.T) {
+			r := newRig(t, slow, nil)
+			keys := r.ea.session("s", 120)
+			f := r.eb.front(60*time.Millisecond, keys)
+			f.stop, f.says = 10, says
+			run := r.b.begin(hybridRequest("s"))
+			f.start(run.id())
+			rep := run.end()
+			<-f.done
+			wantReport(t, rep, committed, "", moved)
+			if n := f.check(); n != 10 || rep.GetBlocksMoved() != 110 || rep.GetBlocksUsable() != 120 {
+				t.Errorf("%d prefilled, report %v", n, rep)
+			}
+			link := 110 * 8192 * 8 * time.Second / 1e6
+			if d := rep.GetTotal().AsDuration(); says != (d < link+link/8+time.Second) {
+				t.Errorf("the front says so: %v; took %v, the link alone %v", says, d, link)
+			}
+			r.settle()
+		})
+	}
+}
+
+// A front that gives up before the plan, or after the end, changes nothing that it should not, and another one goes on.
+func TestHybridGivesUpEarlyAndLate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, slow, nil)
-		keys := r.ea.session("s", 120)
-		f := r.eb.front(60*time.Millisecond, keys)
-		f.stop = 10
+		keys := r.ea.session("s", 60)
 		run := r.b.begin(hybridRequest("s"))
-		f.start(run.id())
+		id := run.id()
+		giveUp := func(at, want uint32) (*pb.ClaimPrefillResponse, error) {
+			return r.b.mig.ClaimPrefill(context.Background(), &pb.ClaimPrefillRequest{MigrationId: id, ComputedBlocks: at, WantBlocks: want, GivesUp: true})
+		}
+		if _, err := giveUp(0, 1); err == nil {
+			t.Error("gives_up with want_blocks is taken")
+		} else {
+			wantError(t, err, ReasonInvalid)
+		}
+		if got, err := giveUp(0, 0); err != nil || got.GetGrantedUntil() != 0 || !got.GetStop() {
+			t.Errorf("before the plan: %v, %v", got, err)
+		}
+		f := r.eb.front(60*time.Millisecond, keys)
+		f.start(id)
 		rep := run.end()
 		<-f.done
 		wantReport(t, rep, committed, "", moved)
-		if n := f.check(); n != 10 || rep.GetBlocksMoved() != 110 || rep.GetBlocksUsable() != 120 {
-			t.Errorf("%d prefilled, report %v", n, rep)
+		if n := f.check(); n < 20 {
+			t.Errorf("%d blocks prefilled by the second front", n)
+		}
+		if got, err := giveUp(7, 0); err != nil || got.GetGrantedUntil() != 7 || !got.GetEnded() {
+			t.Errorf("after the end: %v, %v", got, err)
 		}
 		r.settle()
 	})

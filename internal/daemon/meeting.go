@@ -27,6 +27,7 @@ type meeting struct {
 		granted    int // blocks before it are the front's
 		computed   int // as claimed last
 		frontier   int // blocks from it on have been asked for, or are here
+		gaveUp     bool // the front computes no more
 		heard      time.Time
 		forward    time.Time // when it was heard of another place last
 		front      frontSpeed
@@ -187,7 +188,7 @@ func (h *meeting) stands() (granted, frontier int) {
 func (h *meeting) silent(last time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return time.Since(maxTime(last, h.mu.heard)) > frontPatience || time.Since(maxTime(last, h.mu.forward)) > frontLongest
+	return h.mu.gaveUp || time.Since(maxTime(last, h.mu.heard)) > frontPatience || time.Since(maxTime(last, h.mu.forward)) > frontLongest
 }
 
 // flying is the units in flight.
@@ -239,6 +240,18 @@ func (m *migration) claim(ctx context.Context, computed, want int) (*pb.ClaimPre
 	}
 }
 
+// frontGivesUp gives what the front has not computed of its grant to the fetch.
+func (m *migration) frontGivesUp(computed int) *pb.ClaimPrefillResponse {
+	h, ended := &m.meeting, m.state().terminal()
+	defer h.wake()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.mu.phase == meetingSoon || h.mu.phase == meetingOpen {
+		h.mu.gaveUp, h.mu.granted = true, min(h.mu.granted, computed)
+	}
+	return &pb.ClaimPrefillResponse{GrantedUntil: uint32(computed), FetchFrontier: uint32(h.mu.frontier), Stop: true, Ended: ended}
+}
+
 // observed takes in what the front has shown of the engine's prefill; ok: anything.
 func (m *migration) observed(e *engine, p planner.Prefill, ok bool) {
 	if ok {
@@ -253,6 +266,7 @@ func (m *migration) answerClaim(computed, want int) (*unit, *pb.ClaimPrefillResp
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
+	h.mu.gaveUp = false // another front, or the same one after all
 	if h.mu.heard = now; h.mu.forward.IsZero() || min(computed, h.mu.total) > h.mu.computed { // to ask again is not to come forward
 		h.mu.forward = now
 	}

@@ -281,12 +281,17 @@ func (s *migrationService) ClaimPrefill(ctx context.Context, req *pb.ClaimPrefil
 	switch n, want := req.GetComputedBlocks(), req.GetWantBlocks(); {
 	case n > maxClaim:
 		return nil, invalid("computed_blocks", n, fmt.Sprintf("0 to %d", maxClaim))
-	case want < 1 || want > maxKeysPerCall:
+	case req.GetGivesUp() && want != 0:
+		return nil, invalid("want_blocks", want, "0 with gives_up")
+	case !req.GetGivesUp() && (want < 1 || want > maxKeysPerCall):
 		return nil, invalid("want_blocks", want, fmt.Sprintf("1 to %d", maxKeysPerCall))
 	}
 	m, err := s.d.findFor(ctx, policy.Migrate, req.GetMigrationId(), "")
 	if err != nil {
 		return nil, err
+	}
+	if req.GetGivesUp() {
+		return m.frontGivesUp(int(req.GetComputedBlocks())), nil
 	}
 	return m.claim(ctx, int(req.GetComputedBlocks()), int(req.GetWantBlocks()))
 }
