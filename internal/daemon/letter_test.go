@@ -158,7 +158,7 @@ func TestLetterReclaim(t *testing.T) {
 			t.Errorf("reclaimed: %v", got)
 		}
 		r.wantOwner("s", "a")
-		if v := r.a.samples()["kvferry_sessions_reclaimed_total"]; v != 1 {
+		if v := r.a.samples()["kvferry_peer_reclaimed_sessions_total"]; v != 1 {
 			t.Errorf("%v sessions counted as reclaimed", v)
 		}
 		r.ea.publish("", "s", keys, 8*16+5)

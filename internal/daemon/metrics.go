@@ -117,7 +117,7 @@ func newMetrics(reg prometheus.Registerer, d *Daemon) *metrics {
 		prefix: mk.counters("kvferry_prefix_blocks_total",
 			"Blocks that engines asked for, by call and by what was found: local (written here), migrated (landed from another node), landing, absent.",
 			"region", "engine", "call", "result"),
-		reclaimed: mk.counter("kvferry_sessions_reclaimed_total", "Sessions that were handed over, lost with the process that they went to, and are this node's again."),
+		reclaimed: mk.counter("kvferry_peer_reclaimed_sessions_total", "Sessions that were handed over, lost with the process that they went to, and are this node's again."),
 		accused: mk.counters("kvferry_peer_accusations_total",
 			"Blocks of this node that pullers could not verify, by what re-verifying them here found: dropped (bad here), good.", "result"),
 	}
