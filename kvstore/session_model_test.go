@@ -97,7 +97,10 @@ func (n *nodeModel) hear() bool {
 	if n.answer == nil {
 		return false
 	}
-	_ = n.store.Adopt(*n.answer) // fenced: somebody came after
+	// An error: somebody came after.
+	if err := n.store.Adopt(*n.answer); err == nil && n.asked != nil && n.asked.h.RepinSeq > n.answer.RepinSeq {
+		_, _ = n.store.Take("", "s", n.asked.h.RepinSeq)
+	}
 	n.answer, n.asked = nil, nil
 	return true
 }

@@ -46,11 +46,16 @@ func (m *migration) untilAnswered(ctx context.Context) (answer *pb.HandOverAnswe
 		if err == nil {
 			return answer, false, nil
 		}
+		reason := classify(err).Reason
+		gone := errors.Is(err, context.DeadlineExceeded) || sourceGone(reason)
 		if re, ok := errors.AsType[*transfer.RemoteError](err); ok && re.Code == codeFailure {
-			return nil, false, err
+			if !asked || reason == ReasonFenced || reason == ReasonSessionNotFound {
+				return nil, false, err
+			}
+			gone = true // a source that can't do it now may have done it when it was asked before
+		} else {
+			asked = asked || sent
 		}
-		asked = asked || sent
-		gone := errors.Is(err, context.DeadlineExceeded) || sourceGone(classify(err).Reason)
 		if gone && ctx.Err() == nil {
 			timer := time.NewTimer(handOverRetry)
 			select {
@@ -110,6 +115,14 @@ func (m *migration) adopt(epoch uint64, stale int64) (event, error) {
 		return 0, err
 	}
 	_ = fault.At(fault.Adopted, string(m.d.self))
+	if m.demand.repinSeq > s.RepinSeq { // this node's to raise, now that it is the owner
+		raised, err := m.d.sessions.Take(s.Tenant, s.ID, m.demand.repinSeq)
+		if err != nil {
+			dr.ownership = pb.Ownership_OWNERSHIP_UNKNOWN
+			return 0, err
+		}
+		s, epoch = raised, raised.Epoch
+	}
 	dr.session, dr.epoch, dr.stale, dr.ownership = s, epoch, stale, pb.Ownership_OWNERSHIP_MOVED
 	m.d.flip(s.Tenant, s.ID, m.d.self, epoch)
 	if brings(dr.mode) && dr.lost == 0 {
