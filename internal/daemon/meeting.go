@@ -24,9 +24,9 @@ type meeting struct {
 		phase      meetingPhase
 		total      int // blocks of the source's offer
 		blockBytes int64
-		granted    int // blocks before it are the front's
-		computed   int // as claimed last
-		frontier   int // blocks from it on have been asked for, or are here
+		granted    int  // blocks before it are the front's
+		computed   int  // as claimed last
+		frontier   int  // blocks from it on have been asked for, or are here
 		gaveUp     bool // the front computes no more
 		heard      time.Time
 		forward    time.Time // when it was heard of another place last
@@ -266,7 +266,7 @@ func (m *migration) answerClaim(computed, want int) (*unit, *pb.ClaimPrefillResp
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
-	h.mu.gaveUp = false // another front, or the same one after all
+	h.mu.gaveUp = false                                                                       // another front, or the same one after all
 	if h.mu.heard = now; h.mu.forward.IsZero() || min(computed, h.mu.total) > h.mu.computed { // to ask again is not to come forward
 		h.mu.forward = now
 	}
