@@ -35,6 +35,7 @@ type meeting struct {
 		rate       byteRate
 		units      []*unit // in flight, in the order they were asked for: from the back to the front
 		taken      int     // blocks that were asked for and granted then
+		alone      bool    // nothing more is fetched: all that is not here is the front's
 	}
 	kick chan struct{} // capacity 1: the driver is to look
 }
@@ -140,6 +141,13 @@ func (h *meeting) close(p meetingPhase) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.mu.phase = p
+}
+
+// leave ends the fetch, which is quiet, for good: the front may have all that is not here.
+func (h *meeting) leave() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.mu.alone, h.mu.frontier = true, h.mu.total
 }
 
 // next takes the next run of at most n blocks for the fetch, from the back; ok is false when the ends have met.
@@ -284,6 +292,10 @@ func (m *migration) answerClaim(computed, want int) (*unit, *pb.ClaimPrefillResp
 		return nil, &pb.ClaimPrefillResponse{GrantedUntil: uint32(max(h.mu.granted, computed))}
 	case h.mu.phase == meetingFetch:
 		return nil, &pb.ClaimPrefillResponse{GrantedUntil: uint32(max(h.mu.granted, computed)), FetchFrontier: uint32(h.mu.frontier), Stop: true}
+	}
+	if h.mu.alone {
+		h.mu.granted = max(h.mu.granted, min(all, h.mu.total))
+		return nil, &pb.ClaimPrefillResponse{GrantedUntil: uint32(max(h.mu.granted, computed)), FetchFrontier: uint32(h.mu.total)}
 	}
 	rate, block := h.speedsLocked(now, m)
 	if until := min(computed+h.shareLocked(computed, want, rate, block), h.mu.frontier); until > h.mu.granted {

@@ -317,19 +317,28 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 		return m.giveUp(ctx)
 	}
 	if errors.Is(err, transfer.ErrChecksumMismatch) && ctx.Err() == nil {
-		return m.accuse(ctx, local, remote, err)
+		return m.accuse(ctx, remote, err)
 	}
-	if f := classify(err); f.Reason == ReasonArenaFault && m.demand.mode == planner.ModeNone && len(m.demand.keys) == 0 {
-		// The source's memory is gone, but it can still hand over: keep what is here.
-		dr.offer.available, dr.offer.slots, dr.failure = 0, nil, f
-		return evLanded, nil
+	if m.demand.mode == planner.ModeNone && len(m.demand.keys) == 0 && m.memoryGone(err) {
+		return evLanded, nil // what has landed stays
 	}
 	return 0, err
 }
 
+// memoryGone reports whether a fetch failed because the source's memory is gone, and if so notes that it offers nothing any more: it can still hand
+// over. A fault of this node's own memory is none.
+func (m *migration) memoryGone(err error) bool {
+	ce, ok := errors.AsType[*transfer.ChunkError](err)
+	if !ok || !ce.Remote || classify(err).Reason != ReasonArenaFault {
+		return false
+	}
+	m.drive.offer.available, m.drive.offer.slots, m.drive.failure = 0, nil, classify(err)
+	return true
+}
+
 // accuse has the source re-verify the block whose page failed twice. If it is bad there, the source drops it and this
 // node fetches the prefix before it and no more; if it is good there, the path damages it and the migration fails.
-func (m *migration) accuse(ctx context.Context, local, remote []transfer.Desc, cause error) (event, error) {
+func (m *migration) accuse(ctx context.Context, remote []transfer.Desc, cause error) (event, error) {
 	dr := &m.drive
 	ce, ok := errors.AsType[*transfer.ChunkError](cause)
 	if !ok || ce.Pair < 0 || ce.Pair >= len(remote) {

@@ -39,12 +39,10 @@ func (m *migration) hybrid(ctx context.Context) (event, error) {
 	defer func() { dr.transfer += time.Since(started) }()
 	dr.engine.beginLanding(dr.log)
 	if err := m.fetchBack(ctx, keys); err != nil {
-		var mismatch *unitError
-		if errors.As(err, &mismatch) && errors.Is(err, transfer.ErrChecksumMismatch) && ctx.Err() == nil {
-			local, remote := m.unitDescriptors(mismatch.u)
-			return m.accuse(ctx, local, remote, mismatch.u.err)
+		if err := m.sourceDamaged(ctx, err); err != nil {
+			return 0, err
 		}
-		return 0, err
+		h.leave() // what has landed stays: the front makes the rest, if there is one
 	}
 	if err := m.awaitFront(ctx, keys); err != nil {
 		return 0, err
@@ -53,6 +51,19 @@ func (m *migration) hybrid(ctx context.Context) (event, error) {
 		dr.warm = time.Since(m.started())
 	}
 	return evLanded, nil
+}
+
+// sourceDamaged deals with a fetch of a hybrid that failed, and is quiet, because the source's memory is not what it was; any other error it returns.
+func (m *migration) sourceDamaged(ctx context.Context, err error) error {
+	if m.memoryGone(err) {
+		return nil
+	}
+	var mismatch *unitError
+	if errors.As(err, &mismatch) && errors.Is(err, transfer.ErrChecksumMismatch) && ctx.Err() == nil {
+		_, remote := m.unitDescriptors(mismatch.u)
+		_, err = m.accuse(ctx, remote, mismatch.u.err)
+	}
+	return err
 }
 
 // unitError is a unit that failed.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -392,6 +393,9 @@ func (d *Daemon) answerAccuse(ctx context.Context, from transfer.Peer, call *pb.
 		return nil, err
 	}
 	ref := refFromProto(call.GetSlot())
+	if !slices.Contains(of.refs, ref) {
+		return nil, invalid("slot", ref, "one of the offer's")
+	}
 	err = of.arena.VerifyBlock(ref)
 	if err == nil {
 		d.metrics.accused.WithLabelValues("good").Inc()
