@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/kvferry/kvferry/bench/arenafile"
@@ -93,7 +94,9 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 
 // connect registers every rank and maps the arena.
 func (e *Engine) connect(ctx context.Context) error {
-	opts := append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, e.cfg.DialOptions...)
+	// A daemon on this host that restarts is back in no time: gRPC's own first wait is a second.
+	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}, MinConnectTimeout: time.Second}
+	opts := append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon)}, e.cfg.DialOptions...)
 	conn, err := grpc.NewClient(e.cfg.Addr, opts...)
 	if err != nil {
 		return fmt.Errorf("refengine: daemon address %q: %w", e.cfg.Addr, err)

@@ -14,7 +14,7 @@ const maxStale = 256
 // Reconnection to the event stream, in seconds.
 const (
 	firstEventRetry = 0.1
-	lastEventRetry  = 5.0
+	lastEventRetry  = 1.0
 )
 
 // readEvents is the goroutine that reads the daemon's events until Close,
