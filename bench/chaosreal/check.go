@@ -351,6 +351,12 @@ func (r *run) end() {
 // stateFiles are what a daemon that has stopped leaves.
 var stateFiles = []string{"sessions.db", "paths.json", "calibration.json", "plans.pb", filler}
 
+// arenaFiles are the engine's arena and its index, which outlast the daemon.
+func (n *node) arenaFiles() []string {
+	arena := "kvferry-" + n.name + "-" + engineID
+	return []string{arena, arena + "+index"}
+}
+
 // leftovers looks for files that should have gone with the processes.
 func (n *node) leftovers() error {
 	var errs []error
@@ -359,7 +365,7 @@ func (n *node) leftovers() error {
 			errs = append(errs, fmt.Errorf("left behind: %s (%w)", sock, err))
 		}
 	}
-	for dir, known := range map[string][]string{n.arenaDir(): nil, n.stateDir(): stateFiles} {
+	for dir, known := range map[string][]string{n.arenaDir(): n.arenaFiles(), n.stateDir(): stateFiles} {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			errs = append(errs, err)

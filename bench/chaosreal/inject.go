@@ -171,14 +171,10 @@ func (s *striker) do(ctx context.Context, w Fault, at, other int) (undo func() e
 func (n *node) damage(w Fault) (bool, error) {
 	n.turn.Lock()
 	defer n.turn.Unlock()
-	files, err := filepath.Glob(filepath.Join(n.arenaDir(), "*"+engineID+"*"))
-	if err != nil || len(files) == 0 {
-		return false, err
-	}
-	path := files[0]
+	path := filepath.Join(n.arenaDir(), n.arenaFiles()[0])
 	st, err := os.Stat(path)
 	if err != nil || st.Size() < layout().Stride() {
-		return false, nil // it went meanwhile
+		return false, nil // there is none now
 	}
 	if w.Kind != ScribbleArena {
 		n.mu.Lock()
