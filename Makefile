@@ -11,6 +11,7 @@ E2E_PKGS  = $(shell grep -rl --include='*_test.go' '^//go:build e2e' . | xargs -
 FUZZTIME ?= 10s
 N        ?= 1000
 SEED     ?= 1
+RESTARTS ?= 100
 # go-nvml compiles with deprecation warnings of its own; setting the variable replaces the default -O2 -g.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
@@ -52,8 +53,8 @@ chaos-planted: ## whether the chaos runs find each of the bugs that can be plant
 	go test -tags chaos -count=1 -timeout 30m -v -run '^TestPlanted$$' ./bench/chaos
 
 chaos-real: N := 30
-chaos-real: ## N runs (30) of three daemons and their engines as processes under seeded faults, from seed SEED (1) on; a table (2 minutes)
-	go test -tags e2e -count=1 -timeout 60m -v -run '^TestChaosReal$$' ./bench/chaosreal -args -n $(N) -seed $(SEED) -keep
+chaos-real: ## N runs (30) of three daemons and their engines as processes under seeded faults, from SEED (1) on; RESTARTS (100) of a peer (3 minutes)
+	go test -tags e2e -count=1 -timeout 60m -v -run '^Test(ChaosReal|SourceGone|Restarts)$$' ./bench/chaosreal -args -n $(N) -seed $(SEED) -restarts $(RESTARTS)
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	FUZZTIME=$(FUZZTIME) .ci/fuzz

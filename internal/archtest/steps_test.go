@@ -47,6 +47,7 @@ func TestSteps(t *testing.T) {
 		{"proto-check", []string{`\.ci/proto-check`}, nil},
 		{"tidy-check", []string{`\.ci/tidy-check`}, nil},
 		{"dep-check", []string{`go test .*\./internal/archtest/`}, nil},
+		{"chaos-real", []string{`go test -tags e2e -count=1 .*ChaosReal.*Restarts.* \./bench/chaosreal -args -n 30 -seed 1 -restarts 100`}, []string{`-short`}},
 		{"demo", []string{`(?m)^bin/kvferry demo$`}, nil},
 		{"ci", []string{`\.ci/run`}, nil},
 	} {
@@ -92,7 +93,7 @@ func TestCIRunsEveryStep(t *testing.T) {
 	}
 	want := []string{
 		"tools", "download", "tidy=tidy-check", "gofmt", "build=build", "lint=lint", "import-table=dep-check",
-		"proto-drift=proto-check", "test=test", "netns=netns", "race=race", "chaos=chaos", "fuzz=fuzz", "demo=demo",
+		"proto-drift=proto-check", "test=test", "netns=netns", "race=race", "chaos=chaos", "chaos-real=chaos-real", "fuzz=fuzz", "demo=demo",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("steps of .ci/run:\n%q\nwant\n%q", got, want)
