@@ -5,7 +5,7 @@
 //	go test ./internal/archtest/        # or: make dep-check
 //
 // TestImports holds the import table (rules_test.go): who may import whom, and why. A package of ours without a row fails,
-// so a new one gets a row in the change that adds it. TestNames holds ARCHITECTURE.md to the code: every path, symbol and
+// so a new one gets a row in the change that adds it. TestNames holds ARCHITECTURE.md and SECURITY.md to the code: every path, symbol and
 // test that it names exists. TestSteps holds the Makefile and .ci/run to their word: that the race step detects races, that
 // the fuzz step fuzzes.
 //

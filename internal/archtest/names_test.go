@@ -1,9 +1,7 @@
 package archtest
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -27,23 +25,75 @@ var (
 	pathName  = regexp.MustCompile(`^[\w.*-]+(/[\w.*-]+)*/?(\.\.\.)?$`)
 )
 
-// TestNames: what ARCHITECTURE.md names in backticks exists: paths, symbols, tests.
+// TestNames: what ARCHITECTURE.md and SECURITY.md name in backticks exists: paths, symbols, tests.
 func TestNames(t *testing.T) {
 	t.Parallel()
-	b, err := os.ReadFile(filepath.Join(root, "ARCHITECTURE.md"))
-	if errors.Is(err, fs.ErrNotExist) {
-		t.Skip("there is no ARCHITECTURE.md yet")
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 	s := readSymbols(t, root)
 	exists := func(path string) bool {
 		found, err := filepath.Glob(filepath.Join(root, path))
 		return err == nil && len(found) > 0
 	}
-	for _, fault := range checkNames(string(b), s, exists) {
-		t.Errorf("ARCHITECTURE.md:%s", fault)
+	for _, doc := range []string{"ARCHITECTURE.md", "SECURITY.md"} {
+		b, err := os.ReadFile(filepath.Join(root, doc))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fault := range checkNames(string(b), s, exists) {
+			t.Errorf("%s:%s", doc, fault)
+		}
+	}
+}
+
+// TestSecurityClaims: each claim of SECURITY.md names the test that holds it. That the test exists is TestNames's.
+func TestSecurityClaims(t *testing.T) {
+	t.Parallel()
+	b, err := os.ReadFile(filepath.Join(root, "SECURITY.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	faults, claims := checkClaims(string(b))
+	for _, f := range faults {
+		t.Errorf("SECURITY.md:%s", f)
+	}
+	if claims < 30 {
+		t.Errorf("%d claims are found, want 30 and more: are they in tables \"| claim | test |\"?", claims)
+	}
+}
+
+// checkClaims returns the rows of tables "| claim | test |" that name no test, and how many rows there are.
+func checkClaims(text string) (faults []string, claims int) {
+	in, n := false, 0
+	for line := range strings.Lines(text) {
+		n++
+		line = strings.TrimSpace(line)
+		switch {
+		case line == "| claim | test |":
+			in = true
+			continue
+		case !strings.HasPrefix(line, "|"):
+			in = false
+		}
+		if !in || strings.HasPrefix(line, "|---") {
+			continue
+		}
+		claims++
+		cells := strings.Split(strings.Trim(line, "|"), "|")
+		named := false
+		for _, m := range codeSpan.FindAllStringSubmatch(cells[len(cells)-1], -1) {
+			named = named || testName.MatchString(m[1])
+		}
+		if !named || len(cells) != 2 {
+			faults = append(faults, fmt.Sprintf("%d: no test: %s", n, line))
+		}
+	}
+	return faults, claims
+}
+
+func TestCheckClaims(t *testing.T) {
+	t.Parallel()
+	faults, claims := checkClaims("# x\n| claim | test |\n|---|---|\n| good | `TestX`, `FuzzY` |\n| bad | `testX` |\n| worse | TestX |\n\n| other | table |\n|---|---|\n| a | b |\n")
+	if claims != 3 || len(faults) != 2 || !strings.HasPrefix(faults[0], "5: ") || !strings.HasPrefix(faults[1], "6: ") {
+		t.Errorf("%d claims, faults %q", claims, faults)
 	}
 }
 

@@ -281,6 +281,7 @@ func TestPolicyRevokesAtDestination(t *testing.T) {
 		}
 		wantReport(t, run.end(), failed, ReasonPolicyDenied, unmoved)
 		r.wantOwner("s", "a")
+		time.Sleep(10 * time.Second) // what the slow link had taken in goes by
 		r.settle()
 	})
 }

@@ -126,9 +126,14 @@ func Checks(s Setup) []Check {
 		{"certificate.expiry", d.checkExpiry},
 		{"certificate.identity", d.checkIdentity},
 		{"certificate.key", d.checkKey},
-		{"daemon", d.checkDaemon},
-		{"listen.quic", d.checkListen},
 	}
+	if s.Config.Policy != "" {
+		checks = append(checks, Check{"policy", d.checkPolicy})
+	}
+	checks = append(checks,
+		Check{"daemon", d.checkDaemon},
+		Check{"listen.quic", d.checkListen},
+	)
 	for _, p := range d.ports() {
 		checks = append(checks, Check{p.field, p.check})
 	}
