@@ -24,6 +24,8 @@ const (
 	auditHandOver   auditEvent = "hand_over"   // a peer asks for a session
 	auditTakeover   auditEvent = "takeover"    // this node takes a session that its owner can't be asked for
 	auditYield      auditEvent = "yield"       // a peer says that it owns a session of this node
+	auditConfirm    auditEvent = "confirm"     // a peer asks whether a session that it handed over here is known; refusals only
+	auditReclaim    auditEvent = "reclaim"     // this node takes back a session that was lost with its new owner
 	auditMigrate    auditEvent = "migrate"     // a caller asks for a migration into this node, or acts on one
 	auditObserve    auditEvent = "observe"     // a caller reads; refusals only
 	auditSocket     auditEvent = "socket"      // a local process calls; refusals only
@@ -36,7 +38,7 @@ const (
 
 // auditEvents are all of them.
 var auditEvents = []auditEvent{
-	auditStart, auditLocate, auditOffer, auditRead, auditHandOver, auditTakeover, auditYield, auditMigrate, auditObserve, auditSocket, auditRegister, auditUnregister,
+	auditStart, auditLocate, auditOffer, auditRead, auditHandOver, auditTakeover, auditYield, auditConfirm, auditReclaim, auditMigrate, auditObserve, auditSocket, auditRegister, auditUnregister,
 	auditInvalidate, auditCert, auditPolicy,
 }
 

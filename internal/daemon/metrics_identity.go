@@ -58,7 +58,7 @@ func newIdentityMetrics(mk maker) *identityMetrics {
 		m.audit.refusals.WithLabelValues(string(r))
 	}
 	m.audit.refusals.WithLabelValues(otherCode)
-	for _, ev := range []auditEvent{auditLocate, auditOffer, auditRead, auditHandOver, auditYield, auditMigrate, auditObserve} {
+	for _, ev := range []auditEvent{auditLocate, auditOffer, auditRead, auditHandOver, auditYield, auditConfirm, auditMigrate, auditObserve} {
 		m.denials.WithLabelValues(string(ev))
 	}
 	for _, f := range []string{fileCertificate, filePolicy} {

@@ -62,7 +62,7 @@ func (d *Daemon) answerPeer(ctx context.Context, from transfer.Peer, payload []b
 		resp.Answer = &pb.PeerResponse_Yield{Yield: &pb.YieldAnswer{}}
 	case *pb.PeerRequest_Confirm:
 		var a *pb.ConfirmAnswer
-		a, err = d.answerConfirm(call.Confirm)
+		a, err = d.answerConfirm(from, call.Confirm)
 		resp.Answer = &pb.PeerResponse_Confirm{Confirm: a}
 	default:
 		err = failf(ReasonVersionMismatch, "run the same release on both nodes", "the call is of a kind that this release does not know")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/kvferry/kvferry/bench/wan"
 	"github.com/kvferry/kvferry/kvstore"
@@ -39,6 +40,12 @@ func withPolicy(name, path string) func(string, *Config, *Parts) {
 			c.Policy = path
 		}
 	}
+}
+
+// callOf names a peer's call.
+func callOf(req *pb.PeerRequest) protoreflect.Name {
+	m := req.ProtoReflect()
+	return m.WhichOneof(m.Descriptor().Oneofs().Get(0)).Name()
 }
 
 // link dials another node, as this one's migrations do.
@@ -112,6 +119,7 @@ func TestPolicyDeniesEveryPeerCall(t *testing.T) {
 		ea.publish("acme", "s", keys, 35)
 		ref := func(id string) *pb.SessionRef { return &pb.SessionRef{Tenant: "acme", SessionId: id} }
 		link := b.link("a")
+		asked := map[string]bool{}
 		// An offer of c's: b can do nothing with its id.
 		resp, err := f.nodes["c"].d.callPeer(t.Context(), f.nodes["c"].link("a"), &pb.PeerRequest{Call: &pb.PeerRequest_Offer{Offer: &pb.OfferCall{Session: ref("s")}}})
 		if err != nil {
@@ -129,6 +137,7 @@ func TestPolicyDeniesEveryPeerCall(t *testing.T) {
 				"renew other":   {Call: &pb.PeerRequest_Renew{Renew: &pb.RenewCall{OfferId: others.GetOfferId()}}},
 				"accuse other":  {Call: &pb.PeerRequest_Accuse{Accuse: &pb.AccuseCall{OfferId: others.GetOfferId(), Slot: others.GetSlots()[0]}}},
 			} {
+				asked[string(callOf(call))] = true
 				want := ReasonPolicyDenied
 				if strings.HasSuffix(name, "other") {
 					want = ReasonLeaseExpired // as for an offer that there is not
@@ -141,6 +150,17 @@ func TestPolicyDeniesEveryPeerCall(t *testing.T) {
 			resp, err := b.d.callPeer(t.Context(), link, &pb.PeerRequest{Call: &pb.PeerRequest_Locate{Locate: &pb.LocateCall{Session: ref(id)}}})
 			if err != nil || !proto.Equal(resp.GetLocate(), &pb.LocateAnswer{}) {
 				t.Errorf("locate %q: %v, %v", id, resp, err)
+			}
+			// One that is told so takes nothing back, and does not learn whether it is true.
+			resp, err = b.d.callPeer(t.Context(), link, &pb.PeerRequest{Call: &pb.PeerRequest_Confirm{Confirm: &pb.ConfirmCall{Session: ref(id), Epoch: 9}}})
+			if err != nil || !proto.Equal(resp.GetConfirm(), &pb.ConfirmAnswer{Known: true}) {
+				t.Errorf("confirm %q: %v, %v", id, resp, err)
+			}
+		}
+		asked["locate"], asked["confirm"], asked["end_offer"] = true, true, true
+		for fields, i := (&pb.PeerRequest{}).ProtoReflect().Descriptor().Oneofs().Get(0).Fields(), 0; i < fields.Len(); i++ {
+			if name := string(fields.Get(i).Name()); !asked[name] {
+				t.Errorf("call %q is not held to the policy here", name)
 			}
 		}
 		if s, err := a.d.sessions.Get("acme", "s"); err != nil || s.Owner != "a" || s.Epoch != 1 {

@@ -202,17 +202,22 @@ func (d *Daemon) reclaim(ctx context.Context, f kvstore.Forwarded, incarnation s
 	}
 	d.reclaims.settled(f, false)
 	d.metrics.reclaimed.Inc()
+	d.audit.grant(auditReclaim, "self", append(sessionAttrs(f.Tenant, f.ID), slog.String("from", string(f.To)), slog.Uint64("epoch", s.Epoch))...)
 	d.log.LogAttrs(ctx, slog.LevelWarn, "session reclaimed", slog.String("session_id", string(f.ID)), slog.String("from", string(f.To)),
 		slog.String("incarnation", incarnation), slog.Uint64("epoch", s.Epoch))
 	d.flip(s.Tenant, s.ID, d.self, s.Epoch)
 	d.yields.add(d.links.ids(), s)
 }
 
-// answerConfirm says whether a session that was handed over to this node, or went on from here, is known.
-func (d *Daemon) answerConfirm(call *pb.ConfirmCall) (*pb.ConfirmAnswer, error) {
+// answerConfirm says whether a session that was handed over to this node, or went on from here, is known. A node that may not have
+// it is told yes, whatever there is: it learns nothing, and takes nothing back.
+func (d *Daemon) answerConfirm(from transfer.Peer, call *pb.ConfirmCall) (*pb.ConfirmAnswer, error) {
 	tenant, id, err := sessionRefFromProto(call.GetSession())
 	if err != nil {
 		return nil, err
+	}
+	if d.mayPull(from, auditConfirm, tenant, id) != nil {
+		return &pb.ConfirmAnswer{Known: true}, nil
 	}
 	s, err := d.sessions.Get(tenant, id)
 	if err != nil && !errors.Is(err, kvstore.ErrSessionNotFound) {

@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -548,6 +549,39 @@ func swallow(t *testing.T) string {
 	}
 	t.Cleanup(func() { _ = c.Close() })
 	return c.LocalAddr().String()
+}
+
+// A policy file is read as the daemon reads it, where one is named.
+func TestPolicyFile(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	if byName, _ := s.run(); byName["policy"].Name != "" {
+		t.Error("there is a check of a policy that is not named")
+	}
+	const rules = "version: 1\nrules: [{name: a, regions: [\"*\"], tenants: [\"*\"], decision: allow}]\n"
+	for _, c := range []struct {
+		name, text string
+		mode       os.FileMode
+		want       doctor.Status
+		detail     string
+	}{
+		{"good", rules, 0o600, doctor.OK, "1 rules"},
+		{"empty", "version: 1\n", 0o600, doctor.Warn, "nobody may pull"},
+		{"open", rules, 0o666, doctor.Warn, "mode 0666"},
+		{"bad", "version: 3\n", 0o600, doctor.Fail, "policy version = 3: must be 1"},
+		{"gone", "", 0, doctor.Fail, "no such file"},
+	} {
+		s.setup.Config.Policy = filepath.Join(t.TempDir(), "policy.yaml")
+		if c.mode != 0 {
+			if err := errors.Join(os.WriteFile(s.setup.Config.Policy, []byte(c.text), 0o600), os.Chmod(s.setup.Config.Policy, c.mode)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		byName, _ := s.run()
+		if f := byName["policy"]; f.Status != c.want || !strings.Contains(f.Detail, c.detail) || c.want != doctor.OK && f.Fix == "" {
+			t.Errorf("%s: %+v, want %v with %q", c.name, f, c.want, c.detail)
+		}
+	}
 }
 
 // A certificate warns two weeks before its end, and so does its authority.
