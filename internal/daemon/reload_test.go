@@ -139,7 +139,10 @@ func (x *filed) shown(ca *certs.CA, from *certs.Pair) (string, error) {
 	conf := from.Material(ca).PeerConfig("", "")
 	agent, err := transfer.Open(transfer.Config{
 		Name: transfer.PeerID(from.Node), TLS: conf, Identify: identify, Stripes: 1,
-		Expect: func(_ transfer.PeerID, c *x509.Certificate) error { serial = fmt.Sprintf("%x", c.SerialNumber); return nil },
+		Expect: func(_ transfer.PeerID, c *x509.Certificate) error {
+			serial = fmt.Sprintf("%x", c.SerialNumber)
+			return nil
+		},
 		DialPacket: func(context.Context) (net.PacketConn, error) {
 			return x.net.Listen(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, 9}), 0))
 		},
