@@ -50,7 +50,7 @@ func failureFromDetails(re *transfer.RemoteError) *Failure {
 		return failf(ReasonInternal, "see the log of the other node", "%s", re.Message)
 	}
 	f := failureFromProto(&st)
-	f.Err = re
+	f.Err = &transfer.RemoteError{Code: re.Code, Message: re.Message} // what it carried is in f
 	return f
 }
 

@@ -27,6 +27,8 @@ type metrics struct {
 	reclaimed prometheus.Counter
 	drift     *prometheus.CounterVec // what
 	identity  *identityMetrics
+
+	refusedConns *prometheus.CounterVec // listener
 }
 
 // migrationMetrics are what migrations into this node add up to. Each ended migration counts once, with the numbers of
@@ -118,6 +120,8 @@ func newMetrics(reg prometheus.Registerer, d *Daemon) *metrics {
 			"Blocks that engines asked for, by call and by what was found: local (written here), migrated (landed from another node), landing, absent.",
 			"region", "engine", "call", "result"),
 		reclaimed: mk.counter("kvferry_peer_reclaimed_sessions_total", "Sessions that were handed over, lost with the process that they went to, and are this node's again."),
+		refusedConns: mk.counters("kvferry_daemon_refused_connections_total",
+			"Connections that were closed at once because there are too many, by listener: unix, grpc, admin.", "listener"),
 		accused: mk.counters("kvferry_peer_accusations_total",
 			"Blocks of this node that pullers could not verify, by what re-verifying them here found: dropped (bad here), good.", "result"),
 	}
@@ -135,6 +139,9 @@ func newMetrics(reg prometheus.Registerer, d *Daemon) *metrics {
 		"Changes of what the planner predicts from, after which it has dropped what was observed before: of a path's fetches, of a replica's prefill.", "what")
 	for _, what := range []string{driftPath, driftReplica} {
 		m.drift.WithLabelValues(what)
+	}
+	for _, l := range []string{"unix", "grpc", "admin"} {
+		m.refusedConns.WithLabelValues(l)
 	}
 	for _, r := range []string{"dropped", "good"} {
 		m.accused.WithLabelValues(r)

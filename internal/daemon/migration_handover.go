@@ -17,6 +17,9 @@ func (m *migration) handOver(ctx context.Context) (event, error) {
 	for {
 		answer, asked, err := m.untilAnswered(ctx)
 		switch {
+		case err == nil && answer.GetMoved() && !m.believable(answer):
+			m.drive.ownership = pb.Ownership_OWNERSHIP_UNKNOWN
+			return 0, badOffer("handed over with epoch %d after %d, %d stale tokens", answer.GetEpoch(), m.drive.session.Epoch, answer.GetStaleTailTokens())
 		case err == nil && answer.GetMoved():
 			return m.adopt(answer.GetEpoch(), answer.GetStaleTailTokens())
 		case err == nil:
@@ -30,6 +33,11 @@ func (m *migration) handOver(ctx context.Context) (event, error) {
 			return 0, err
 		}
 	}
+}
+
+// believable reports whether an answer is one that a kvferryd gives.
+func (m *migration) believable(a *pb.HandOverAnswer) bool {
+	return a.GetEpoch() >= m.drive.session.Epoch && a.GetEpoch() <= maxEpoch && a.GetStaleTailTokens() >= 0 && a.GetStaleTailTokens() <= maxTokens
 }
 
 // handOverRetry is the pause between two questions.
@@ -93,7 +101,9 @@ func (m *migration) askHandOver(ctx context.Context) (answer *pb.HandOverAnswer,
 // at once; otherwise the delta's blocks are offered and are to be fetched.
 func (m *migration) grew(ctx context.Context) (again bool, err error) {
 	dr := &m.drive
-	dr.grown++
+	if dr.grown++; dr.grown > maxGrown { // it was asked to hand over what it has all the same
+		return false, badOffer("the session grew %d times, the last time although a stale tail was accepted", dr.grown)
+	}
 	old := dr.offer.id
 	if err := m.askOffer(ctx); err != nil {
 		return false, err

@@ -147,7 +147,11 @@ func (d *Daemon) askAll(ctx context.Context, ref *pb.SessionRef, skip transfer.P
 // ask makes one locate call.
 func (d *Daemon) ask(ctx context.Context, id transfer.PeerID, ref *pb.SessionRef) *located {
 	_, resp, err := d.callNode(ctx, id, &pb.PeerRequest{Call: &pb.PeerRequest_Locate{Locate: &pb.LocateCall{Session: ref}}})
-	return &located{from: id, answer: resp.GetLocate(), err: err}
+	a := resp.GetLocate()
+	if err == nil && a.GetKnown() && (!idPattern.MatchString(a.GetOwnerNodeId()) || a.GetEpoch() == 0 || a.GetEpoch() > maxEpoch) {
+		err = failf(ReasonVersionMismatch, "run the same release on both nodes", "node %q names an owner %.64q at epoch %d", string(id), a.GetOwnerNodeId(), a.GetEpoch())
+	}
+	return &located{from: id, answer: a, err: err}
 }
 
 // offer asks the source for the session, following at most maxHops forwarding records.
@@ -223,6 +227,10 @@ func (m *migration) askOffer(ctx context.Context) error {
 		}
 		s.BlockKeys = append(s.BlockKeys, part.GetSession().GetBlockKeys()...)
 		whole.Slots = append(whole.Slots, part.GetSlots()...)
+		if keys, slots := len(s.GetBlockKeys()), len(whole.GetSlots()); keys > int(whole.GetKeysTotal()) || slots > keys {
+			m.d.endOffer(ctx, m.drive.link, whole.GetOfferId())
+			return badOffer("%d keys of %d and %d slots", keys, whole.GetKeysTotal(), slots)
+		}
 	}
 	return m.takeOffer(whole)
 }
@@ -277,6 +285,9 @@ func (m *migration) callOffer(ctx context.Context, call *pb.OfferCall) (*pb.Offe
 	return resp.GetOffer(), err
 }
 
+// maxTokens is more than any session has.
+const maxTokens = 1 << 40
+
 // badOffer is the failure of an answer that no kvferryd of this release gives.
 func badOffer(format string, args ...any) *Failure {
 	return failf(ReasonVersionMismatch, "run the same release on both nodes", "the source's offer makes no sense: "+format, args...)
@@ -288,7 +299,7 @@ func (m *migration) checkOffer(a *pb.OfferAnswer, s kvstore.Session) error {
 	switch {
 	case s.Tenant != m.demand.tenant || s.ID != m.demand.session:
 		return badOffer("it is of session %.64q of tenant %.64q", string(s.ID), string(s.Tenant))
-	case len(m.demand.keys) == 0 && (s.Epoch == 0 || s.Version == 0 || s.Tokens < 0):
+	case len(m.demand.keys) == 0 && (s.Epoch == 0 || s.Epoch > maxEpoch || s.Version == 0 || s.Version > maxEpoch || s.Tokens < 0 || s.Tokens > maxTokens):
 		return badOffer("epoch %d, version %d, %d tokens", s.Epoch, s.Version, s.Tokens)
 	case a.GetBlocksAvailable() < 0 || a.GetBlocksAvailable() > int64(len(s.Keys)) || !dry && a.GetBlocksAvailable() != int64(slots) || dry && slots > 0:
 		return badOffer("%d blocks and %d slots for %d keys", a.GetBlocksAvailable(), slots, len(s.Keys))

@@ -28,6 +28,7 @@ type offer struct {
 	session   kvstore.Session // as it was offered
 	lease     kvstore.LeaseID
 	refs      []kvstore.SlotRef
+	named     int // keys that it was asked for
 	urgency
 	bytesLeft int64 // what the puller still wants, the ticket's size
 	expires   time.Time
@@ -43,45 +44,93 @@ type offers struct {
 	weight func(kvstore.Tenant) float64
 	mu     struct {
 		sync.Mutex
-		byID map[offerID]*offer
-		seq  uint64
+		byID   map[offerID]*offer
+		byPeer map[transfer.PeerID]peerOffers
+		seq    uint64
 	}
 }
 
 func newOffers(ttl time.Duration, weight func(kvstore.Tenant) float64) *offers {
 	o := &offers{ttl: ttl, weight: weight}
-	o.mu.byID = map[offerID]*offer{}
+	o.mu.byID, o.mu.byPeer = map[offerID]*offer{}, map[transfer.PeerID]peerOffers{}
 	return o
 }
 
-// maxOffers bounds the table; each offer holds leases, so the arenas bound it too.
-const maxOffers = 1 << 14
+// maxOffers bounds the table; each offer holds leases, so the arenas bound it too. One peer has at most maxPeerOffers, which name
+// at most maxPeerKeys blocks: 64 B of memory each, and the keys.
+const (
+	maxOffers     = 1 << 14
+	maxPeerOffers = 1 << 11
+	maxPeerKeys   = 1 << 22
+)
 
 // make leases the longest present prefix of s's keys to a peer and draws a ticket. It returns the offer and the bytes that go
 // before its last one. A peer's earlier offer for the same migration stays until ended or expired.
 func (o *offers) make(e *engine, from transfer.Peer, migration string, u urgency, s kvstore.Session) (*offer, int64, error) {
+	if err := o.room(from.ID, len(s.Keys)); err != nil {
+		return nil, 0, err
+	}
 	lease, refs, n, err := e.arena.AcquirePrefix(kvstore.Owner("peer/"+string(from.ID)), s.Tenant, s.Keys, o.ttl)
 	if err != nil {
 		return nil, 0, err
 	}
 	of := &offer{
 		peer: from.ID, region: from.Region, process: from.Incarnation, migration: migration, urgency: u, arena: e.arena, session: s, lease: lease, refs: refs,
+		named:     len(s.Keys),
 		bytesLeft: int64(n) * e.layout.BlockBytes(), expires: time.Now().Add(o.ttl), renewed: time.Now(), heard: time.Now(), made: time.Now(),
+	}
+	if s.ID == "" { // the caller has the keys
+		of.session.Keys = nil
 	}
 	_, _ = rand.Read(of.id[:]) // never fails
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if len(o.mu.byID) >= maxOffers {
+	if err := o.roomLocked(from.ID, len(s.Keys)); err != nil {
 		if n > 0 {
 			_ = e.arena.Release(lease)
 		}
-		return nil, 0, failf(ReasonTooManyMigrations, "wait for migrations to end, then ask again", "%d offers are out already", maxOffers)
+		return nil, 0, err
 	}
+	held := o.mu.byPeer[from.ID]
+	o.mu.byPeer[from.ID] = peerOffers{held.offers + 1, held.keys + len(s.Keys)}
 	o.mu.seq++
 	of.seq = o.mu.seq
 	before := o.aheadLocked(of)
 	o.mu.byID[of.id] = of
 	return of, before, nil
+}
+
+// peerOffers is what one peer has.
+type peerOffers struct{ offers, keys int }
+
+// room reports whether peer may have another offer, which names so many blocks.
+func (o *offers) room(peer transfer.PeerID, keys int) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.roomLocked(peer, keys)
+}
+
+func (o *offers) roomLocked(peer transfer.PeerID, keys int) error {
+	const fix = "wait for migrations to end, then ask again"
+	held := o.mu.byPeer[peer]
+	switch {
+	case len(o.mu.byID) >= maxOffers:
+		return failf(ReasonTooManyMigrations, fix, "%d offers are out already", maxOffers)
+	case held.offers >= maxPeerOffers || held.keys+keys > maxPeerKeys:
+		return failf(ReasonTooManyMigrations, fix, "node %q has %d offers of %d blocks already, at most %d of %d", string(peer), held.offers, held.keys, maxPeerOffers, maxPeerKeys)
+	}
+	return nil
+}
+
+// dropLocked takes an offer out of the table; its release is owed.
+func (o *offers) dropLocked(of *offer) {
+	delete(o.mu.byID, of.id)
+	held := o.mu.byPeer[of.peer]
+	if held = (peerOffers{held.offers - 1, held.keys - of.named}); held == (peerOffers{}) {
+		delete(o.mu.byPeer, of.peer)
+		return
+	}
+	o.mu.byPeer[of.peer] = held
 }
 
 // backlog is what all offers still want, bytes.
@@ -208,7 +257,7 @@ func (o *offers) end(id []byte, peer transfer.PeerID) error {
 	o.mu.Lock()
 	of, err := o.lookupLocked(id, peer)
 	if of != nil {
-		delete(o.mu.byID, of.id)
+		o.dropLocked(of)
 	}
 	o.mu.Unlock()
 	if err != nil {
@@ -241,10 +290,10 @@ func (o *offers) sweep(now time.Time) []*offer {
 
 func (o *offers) drop(which func(*offer) bool) (ended []*offer) {
 	o.mu.Lock()
-	for id, of := range o.mu.byID {
+	for _, of := range o.mu.byID {
 		if which(of) {
 			ended = append(ended, of)
-			delete(o.mu.byID, id)
+			o.dropLocked(of)
 		}
 	}
 	o.mu.Unlock()

@@ -189,15 +189,16 @@ func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferA
 	if err != nil {
 		return nil, err
 	}
-	tenant := kvstore.Tenant(call.GetSession().GetTenant())
+	tenant, err := askerFromProto(call)
+	if err != nil {
+		return nil, err
+	}
 	session := kvstore.Session{Tenant: tenant}
 	var candidates []*engine
 	if len(call.GetKeys()) > 0 {
-		keys, err := keysFromProto("keys", call.GetKeys(), maxKeysPerCall, false)
-		if err != nil {
+		if session.Keys, err = keysFromProto("keys", call.GetKeys(), maxKeysPerCall, false); err != nil {
 			return nil, err
 		}
-		session.Keys = keys
 		candidates = d.engines.list()
 	} else {
 		_, id, err := sessionRefFromProto(call.GetSession())
@@ -268,6 +269,20 @@ func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferA
 		return nil, tooLarge(n)
 	}
 	return answer, nil
+}
+
+// askerFromProto checks what names an offer: it is kept, shown and told to engines.
+func askerFromProto(call *pb.OfferCall) (kvstore.Tenant, error) {
+	t, m := call.GetSession().GetTenant(), call.GetMigrationId()
+	switch {
+	case len(t) > 128 || !printable(t):
+		return "", invalid("session.tenant", len(t), "at most 128 bytes of UTF-8 without control characters")
+	case len(m) > 128 || !printable(m):
+		return "", invalid("migration_id", len(m), "at most 128 bytes of UTF-8 without control characters")
+	case len(call.GetKeys()) > 0 && call.GetSession().GetSessionId() != "":
+		return "", invalid("session.session_id", len(call.GetSession().GetSessionId()), "empty when keys are given")
+	}
+	return kvstore.Tenant(t), nil
 }
 
 // urgencyFromProto is what the caller says of the transfer that will follow.
@@ -393,7 +408,7 @@ func (d *Daemon) answerAccuse(ctx context.Context, from transfer.Peer, call *pb.
 		return nil, err
 	}
 	ref := refFromProto(call.GetSlot())
-	if !slices.Contains(of.refs, ref) {
+	if !slices.Contains(of.refs, ref) { // it costs a look at memory, and says what is in it
 		return nil, invalid("slot", ref, "one of the offer's")
 	}
 	err = of.arena.VerifyBlock(ref)
@@ -422,6 +437,9 @@ func (d *Daemon) answerYield(from transfer.Peer, call *pb.YieldCall) error {
 	tenant, id, err := sessionRefFromProto(call.GetSession())
 	if err != nil {
 		return err
+	}
+	if call.GetEpoch() > maxEpoch {
+		return invalid("epoch", call.GetEpoch(), "at most 2^62: it grows by one with each owner")
 	}
 	if err := d.mayPull(from, auditYield, tenant, id); err != nil {
 		return err

@@ -102,7 +102,7 @@ func (c *localConn) Close() error {
 
 func (localCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	proc := &localProcess{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}, pidfd: -1}
-	uc, ok := conn.(*net.UnixConn)
+	uc, ok := unbounded(conn).(*net.UnixConn)
 	if !ok {
 		return conn, proc, nil
 	}

@@ -77,14 +77,14 @@ func (d *Daemon) serve(parts Parts) (_ *servers, err error) {
 	}
 	s := &servers{health: health.NewServer()}
 	s.local = d.grpcServer(s.health, localCreds{}, true)
-	s.run(d, "local gRPC", func() error { return s.local.Serve(parts.Local) })
+	s.run(d, "local gRPC", func() error { return s.local.Serve(d.bounded(parts.Local, "unix", maxConns, 0)) })
 	if parts.Remote != nil {
 		s.remote = d.grpcServer(s.health, credentials.NewTLS(d.remoteTLS(parts.TLS)), false)
-		s.run(d, "remote gRPC", func() error { return s.remote.Serve(parts.Remote) })
+		s.run(d, "remote gRPC", func() error { return s.remote.Serve(d.bounded(parts.Remote, "grpc", maxConns, maxConnsAddr)) })
 	}
 	if parts.Admin != nil {
-		s.admin = &http.Server{Handler: d.adminHandler(), ReadHeaderTimeout: 5 * time.Second}
-		s.run(d, "admin HTTP", func() error { return s.admin.Serve(parts.Admin) })
+		s.admin = adminServer(d.adminHandler())
+		s.run(d, "admin HTTP", func() error { return s.admin.Serve(d.bounded(parts.Admin, "admin", maxAdminConns, 0)) })
 	}
 	return s, nil
 }
@@ -128,20 +128,20 @@ func (s *servers) close() {
 }
 
 func (d *Daemon) grpcServer(h *health.Server, creds credentials.TransportCredentials, local bool) *grpc.Server {
-	options := []grpc.ServerOption{
-		grpc.Creds(creds), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
-		grpc.ChainUnaryInterceptor(d.unaryErrors), grpc.ChainStreamInterceptor(d.streamErrors),
-	}
+	codec := newLenientCodec()
+	options := append(grpcLimits(), grpc.Creds(creds), grpc.ForceServerCodecV2(codec),
+		grpc.ChainUnaryInterceptor(d.unaryErrors), grpc.ChainStreamInterceptor(d.streamErrors))
 	if local {
 		options = append(options, grpc.ChainUnaryInterceptor(d.localUnary), grpc.ChainStreamInterceptor(d.localStream))
 	}
-	srv := grpc.NewServer(options...)
+	srv, services := grpc.NewServer(options...), registrar{codec: codec}
+	services.ServiceRegistrar = srv
 	if local {
-		pb.RegisterEngineServiceServer(srv, &engineService{d: d})
+		pb.RegisterEngineServiceServer(services, &engineService{d: d})
 	}
-	pb.RegisterMigrationServiceServer(srv, &migrationService{d: d})
-	pb.RegisterPlannerServiceServer(srv, plannerService{d: d})
-	pb.RegisterRegionServiceServer(srv, &regionService{d: d})
+	pb.RegisterMigrationServiceServer(services, &migrationService{d: d})
+	pb.RegisterPlannerServiceServer(services, plannerService{d: d})
+	pb.RegisterRegionServiceServer(services, &regionService{d: d})
 	healthpb.RegisterHealthServer(srv, h)
 	reflection.Register(srv)
 	return srv
@@ -208,7 +208,7 @@ func restrictSocket(path string, group int) error {
 // adminHandler serves metrics and health.
 func (d *Daemon) adminHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(d.registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(d.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 8}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		select {

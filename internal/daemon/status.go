@@ -3,6 +3,7 @@ package daemon
 import (
 	"fmt"
 	"strings"
+	"unicode"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -149,8 +150,32 @@ func (f *Failure) Is(target error) bool {
 	return ok && t.Reason == f.Reason
 }
 
+// Bounds of a failure's texts, bytes, and of their number. Callers and peers are quoted in them, and reports that are kept hold them.
+const (
+	maxFaultText  = 1024
+	maxFaultParts = 64
+)
+
+// shortened is s, or its beginning.
+func shortened(s string) string {
+	if len(s) <= maxFaultText {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxFaultText-3], "") + "..."
+}
+
+// heard is a text of a peer's, fit to be kept and shown.
+func heard(s string) string {
+	return shortened(strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(s[:min(len(s), 2*maxFaultText)], "?")))
+}
+
 func failf(r Reason, fix, format string, args ...any) *Failure {
-	f := &Failure{Reason: r, Fix: fix, Message: fmt.Sprintf(format, args...)}
+	f := &Failure{Reason: r, Fix: shortened(fix), Message: shortened(fmt.Sprintf(format, args...))}
 	for _, a := range args {
 		if err, ok := a.(error); ok {
 			f.Err = err
@@ -162,7 +187,7 @@ func failf(r Reason, fix, format string, args ...any) *Failure {
 // invalid is the failure of one field of a request.
 func invalid(field string, value any, allowed string) *Failure {
 	return &Failure{
-		Reason: ReasonInvalid, Message: fmt.Sprintf("%s = %v is not allowed", field, value),
+		Reason: ReasonInvalid, Message: shortened(fmt.Sprintf("%s = %v is not allowed", field, value)),
 		Fields: []FieldFault{{field, "must be " + allowed}},
 	}
 }
@@ -181,7 +206,7 @@ func (f *Failure) proto() *statuspb.Status {
 	if !ok {
 		code = codes.Internal
 	}
-	st := &statuspb.Status{Code: int32(code), Message: f.Message}
+	st := &statuspb.Status{Code: int32(code), Message: shortened(f.Message)}
 	add := func(m proto.Message) {
 		if a, err := anypb.New(m); err == nil {
 			st.Details = append(st.Details, a)
@@ -190,14 +215,14 @@ func (f *Failure) proto() *statuspb.Status {
 	add(&errdetails.ErrorInfo{Reason: string(f.Reason), Domain: errorDomain, Metadata: f.Meta})
 	if len(f.Fields) > 0 && f.Reason == ReasonInvalid {
 		br := &errdetails.BadRequest{}
-		for _, ff := range f.Fields {
-			br.FieldViolations = append(br.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: ff.Field, Description: ff.Fault})
+		for _, ff := range f.Fields[:min(len(f.Fields), maxFaultParts)] {
+			br.FieldViolations = append(br.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: shortened(ff.Field), Description: shortened(ff.Fault)})
 		}
 		add(br)
 	} else if len(f.Fields) > 0 {
 		pf := &errdetails.PreconditionFailure{}
-		for _, ff := range f.Fields {
-			pf.Violations = append(pf.Violations, &errdetails.PreconditionFailure_Violation{Type: string(f.Reason), Subject: ff.Field, Description: ff.Fault})
+		for _, ff := range f.Fields[:min(len(f.Fields), maxFaultParts)] {
+			pf.Violations = append(pf.Violations, &errdetails.PreconditionFailure_Violation{Type: string(f.Reason), Subject: shortened(ff.Field), Description: shortened(ff.Fault)})
 		}
 		add(pf)
 	}
@@ -207,32 +232,44 @@ func (f *Failure) proto() *statuspb.Status {
 	return st
 }
 
-// failureFromProto is proto's inverse. An unknown reason is kept; a status without ErrorInfo is internal.
+// failureFromProto is proto's inverse. An unknown reason is kept; a status without ErrorInfo is internal. What a peer says is
+// shortened, and control characters in it are replaced: it is logged, shown and kept.
 func failureFromProto(st *statuspb.Status) *Failure {
-	f := &Failure{Reason: ReasonInternal, Message: st.GetMessage()}
-	for _, a := range st.GetDetails() {
+	f := &Failure{Reason: ReasonInternal, Message: heard(st.GetMessage())}
+	for _, a := range st.GetDetails()[:min(len(st.GetDetails()), maxFaultParts)] {
 		m, err := a.UnmarshalNew()
 		if err != nil {
 			continue
 		}
 		switch m := m.(type) {
 		case *errdetails.ErrorInfo:
-			f.Reason, f.Meta = Reason(m.GetReason()), m.GetMetadata()
+			f.Reason = Reason(heard(m.GetReason()))
+			for k, v := range m.GetMetadata() {
+				if len(f.Meta) < maxFaultParts {
+					f.with(heard(k), heard(v))
+				}
+			}
 		case *errdetails.BadRequest:
 			for _, v := range m.GetFieldViolations() {
-				f.Fields = append(f.Fields, FieldFault{v.GetField(), v.GetDescription()})
+				f.heardOf(v.GetField(), v.GetDescription())
 			}
 		case *errdetails.PreconditionFailure:
 			for _, v := range m.GetViolations() {
-				f.Fields = append(f.Fields, FieldFault{v.GetSubject(), v.GetDescription()})
+				f.heardOf(v.GetSubject(), v.GetDescription())
 			}
 		case *errdetails.Help:
 			for _, l := range m.GetLinks() {
-				f.Fix = l.GetDescription()
+				f.Fix = heard(l.GetDescription())
 			}
 		}
 	}
 	return f
+}
+
+func (f *Failure) heardOf(field, fault string) {
+	if len(f.Fields) < maxFaultParts {
+		f.Fields = append(f.Fields, FieldFault{heard(field), heard(fault)})
+	}
 }
 
 // FailureFromError returns the Failure that a gRPC error of a kvferry daemon carries. ok is false when err is not a

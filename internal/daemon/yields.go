@@ -162,7 +162,7 @@ func (d *Daemon) believe(p transfer.PeerID, s kvstore.Session, f *Failure) {
 	owner := kvstore.NodeID(f.Meta["owner_node_id"])
 	epoch, err1 := strconv.ParseUint(f.Meta["epoch"], 10, 64)
 	repin, err2 := strconv.ParseUint(f.Meta["repin_seq"], 10, 64)
-	if owner == "" || owner == d.self || err1 != nil || err2 != nil || epoch == s.Epoch && repin == s.RepinSeq && owner != kvstore.NodeID(p) {
+	if !idPattern.MatchString(string(owner)) || owner == d.self || epoch > maxEpoch || err1 != nil || err2 != nil || epoch == s.Epoch && repin == s.RepinSeq && owner != kvstore.NodeID(p) {
 		return
 	}
 	if err := d.sessions.Yield(s.Tenant, s.ID, owner, epoch, repin); err != nil {
