@@ -22,7 +22,7 @@ const (
 	// maxHeader bounds the header of a call or an HTTP request, bytes.
 	maxHeader = 16 << 10
 	// openTimeout is what a client has for TLS and the first frames of HTTP/2.
-	openTimeout = 10 * time.Second
+	openTimeout = 5 * time.Second
 	// pingEvery and pingTimeout find clients that are gone; pingLeast is how often a client may ask whether this side is.
 	pingEvery, pingTimeout, pingLeast = time.Minute, 20 * time.Second, 10 * time.Second
 )
