@@ -235,3 +235,10 @@ func DecodeIndex(b []byte) (again []byte, head, processes bool, records int) {
 	}
 	return again, true, processes, records
 }
+
+// FailNext has the store think that its last change failed.
+func (s *Sessions) FailNext() {
+	s.write.Lock()
+	defer s.write.Unlock()
+	s.failed = true
+}

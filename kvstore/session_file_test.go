@@ -6,8 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -98,22 +100,110 @@ func TestOpenSessionsBadFiles(t *testing.T) {
 	for i := 2 * os.Getpagesize(); i < len(rest); i++ { // both meta pages are well, everything else is not
 		rest[i] ^= 0xa5
 	}
-	for name, b := range map[string][]byte{
+	damaged := func(p string, fix string) {
+		t.Helper()
+		s, err := kvstore.OpenSessions(p, "a")
+		if err == nil {
+			t.Errorf("%s: opened", p)
+			s.Close()
+			return
+		}
+		var sf *kvstore.StateFileError
+		if !errors.As(err, &sf) || sf.Path != p || !strings.Contains(err.Error(), p) || !strings.Contains(err.Error(), fix) {
+			t.Errorf("%s: the error does not name the file and the fix: %v", p, err)
+		}
+	}
+	files := map[string][]byte{
 		"not a store": bytes.Repeat([]byte("x"), 65536),
 		"cut":         good[:os.Getpagesize()],
 		"pages":       rest,
-	} {
+	}
+	for n := 2; n*os.Getpagesize() < len(good); n++ { // what the root page is beyond; where it is before the cut, the file may do
+		cut := good[:n*os.Getpagesize()]
+		p := filepath.Join(dir, "cut-"+strconv.Itoa(n))
+		if err := os.WriteFile(p, cut, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := kvstore.OpenSessions(p, "a"); err == nil {
+			s.Close()
+		} else if !strings.Contains(err.Error(), "move it away") {
+			t.Errorf("cut to %d pages: %v", n, err)
+		}
+	}
+	for name, b := range files {
 		p := filepath.Join(dir, strings.ReplaceAll(name, " ", "-"))
 		if err := os.WriteFile(p, b, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if s, err := kvstore.OpenSessions(p, "a"); err == nil {
-			t.Errorf("%s: opened", name)
-			s.Close()
-		}
+		damaged(p, "move it away")
 	}
-	if _, err := kvstore.OpenSessions(filepath.Join(dir, "missing", "sessions"), "a"); err == nil {
-		t.Error("opened in a missing directory")
+	damaged(filepath.Join(dir, "missing", "sessions"), "let the daemon's user")
+}
+
+// Somebody truncates the file under a store that is in use: changes are refused, for good, what is known is still told, and the process lives.
+func TestSessionsTruncatedInUse(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "sessions")
+	s := openSessions(t, path, "a")
+	seen := mustPublish(t, s, session(200, 16*200))
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		failed := 0
+		for range 5 {
+			if _, err := s.HandOver(handOver(seen, "m", "b")); err != nil {
+				failed++
+			}
+		}
+		if failed == 0 {
+			t.Log("the store wrote its file anew") // all it needed was in its own memory
+		} else if err := s.Writable(seen); err == nil {
+			t.Error("it says that it can be written")
+		}
+		_, _ = s.Get("", "s")
+		_ = s.Close()
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatal("the store hangs")
+	}
+}
+
+// Writable says no before anything is asked for, and yes again once there is room.
+func TestSessionsWritable(t *testing.T) {
+	t.Parallel()
+	in := session(100, 1600)
+	memory := openSessions(t, "", "a")
+	if err := memory.Writable(in); err != nil {
+		t.Errorf("in memory: %v", err)
+	}
+	s := openSessions(t, filepath.Join(t.TempDir(), "sessions"), "a")
+	mustPublish(t, s, in)
+	before := s.List()
+	if err := s.Writable(in); err != nil {
+		t.Error(err)
+	}
+	s.FailNext()
+	if err := s.Writable(in); err != nil { // tries, and it works
+		t.Error(err)
+	}
+	if diff := cmp.Diff(before, s.List()); diff != "" {
+		t.Errorf("trying changed something:\n%s", diff)
+	}
+	s.BreakDisk()
+	s.FailNext()
+	if err := s.Writable(in); err == nil {
+		t.Error("a broken disk is writable")
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Writable(in); !errors.Is(err, kvstore.ErrClosed) {
+		t.Errorf("after close: %v", err)
 	}
 }
 

@@ -82,7 +82,7 @@ func decodeRecord(b []byte) (record, error) {
 	}
 	bad := func(field, value, allowed string) error {
 		return fmt.Errorf("decode session record: %w", &FieldError{
-			Field: field, Value: value, Allowed: allowed, Fix: "the file was written by another version or is damaged; move it away",
+			Field: field, Value: value, Allowed: allowed, Fix: "the file was written by another version or is damaged",
 		})
 	}
 	switch {

@@ -24,8 +24,10 @@ type Sessions struct {
 
 	// write is held over a whole change, its disk write included, so that changes are in one order in memory and on
 	// disk. Readers never take it: they see only what is durable. It is taken before mu.
-	write sync.Mutex
-	mu    struct {
+	write   sync.Mutex
+	failed  bool  // the last change was not made durable; guarded by write
+	damaged error // the file can't be changed any more; guarded by write
+	mu      struct {
 		sync.RWMutex
 		closed  bool
 		records map[sessionKey]record
@@ -37,8 +39,8 @@ var sessionsBucket = []byte("kvferry.sessions.v1")
 const sessionsOpenTimeout = 2 * time.Second // a live process holds the file's lock
 
 // OpenSessions opens the records in the bbolt file at path, created if missing, for the node self. The path "" keeps
-// records in memory only. Errors: *FieldError for a bad self or a damaged record; when the file stays locked by another
-// process for 2 s, an error that says so; the system's.
+// records in memory only. Errors: *FieldError for a bad self; *StateFileError for a file that is damaged, stays locked by another process for 2 s, or
+// can't be opened or written.
 func OpenSessions(path string, self NodeID) (*Sessions, error) {
 	s := &Sessions{self: self}
 	s.mu.records = make(map[sessionKey]record)
@@ -50,27 +52,31 @@ func OpenSessions(path string, self NodeID) (*Sessions, error) {
 	}
 	if err := s.load(path); err != nil {
 		if s.db != nil {
-			err = errors.Join(err, s.db.Close())
+			if !errors.Is(err, errDamaged) { // else it might wait for a lock for ever
+				err = errors.Join(err, s.db.Close())
+			}
 		}
-		return nil, fmt.Errorf("open sessions %s: %w", path, err)
+		return nil, fmt.Errorf("open sessions: %w", stateFileError(path, err))
 	}
 	return s, nil
 }
 
-// load opens the file and reads every record. A file damaged so that bbolt panics is an error.
-func (s *Sessions) load(path string) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("file is damaged (%v); move it away and restart", r)
+// load opens the file and reads every record.
+func (s *Sessions) load(path string) error {
+	return guarded(func() (err error) {
+		s.db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: sessionsOpenTimeout})
+		switch {
+		case errors.Is(err, bolterrors.ErrTimeout):
+			return errFileInUse
+		case err != nil:
+			return err
 		}
-	}()
-	s.db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: sessionsOpenTimeout})
-	switch {
-	case errors.Is(err, bolterrors.ErrTimeout):
-		return errors.New("file is in use by another process; stop that one or use another file")
-	case err != nil:
-		return err
-	}
+		return s.read()
+	})
+}
+
+// read reads every record.
+func (s *Sessions) read() error {
 	return s.db.Update(func(tx *bbolt.Tx) error {
 		b, err := tx.CreateBucketIfNotExists(sessionsBucket)
 		if err != nil {
@@ -83,7 +89,7 @@ func (s *Sessions) load(path string) (err error) {
 			}
 			key := sessionKey{r.session.Tenant, r.session.ID}
 			if !bytes.Equal(k, key.encode()) {
-				return fmt.Errorf("record of session %q has another session's key; move the file away", clip(string(r.session.ID)))
+				return fmt.Errorf("record of session %q has another session's key", clip(string(r.session.ID)))
 			}
 			s.mu.records[key] = r
 			return nil
@@ -99,7 +105,7 @@ func (s *Sessions) Close() error {
 	closed := s.mu.closed
 	s.mu.closed = true
 	s.mu.Unlock()
-	if closed || s.db == nil {
+	if closed || s.db == nil || s.damaged != nil { // a damaged one might wait for a lock for ever; the process's end closes it
 		return nil
 	}
 	if err := s.db.Close(); err != nil {
@@ -133,13 +139,14 @@ func (s *Sessions) store(r record) error {
 	k := sessionKey{r.session.Tenant, r.session.ID}
 	if s.db != nil && !fault.Planted(s.keptBy(r)) {
 		if err := fault.At(fault.Persist, string(s.self)); err != nil {
+			s.failed = true
 			return fmt.Errorf("persist session: %w", err)
 		}
 		v, err := r.encode()
 		if err != nil {
 			return fmt.Errorf("encode session record: %w", err)
 		}
-		err = s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(sessionsBucket).Put(k.encode(), v) })
+		err = s.update(func(b *bbolt.Bucket) error { return b.Put(k.encode(), v) })
 		if err != nil {
 			return fmt.Errorf("persist session: %w", err)
 		}
@@ -414,7 +421,7 @@ func (s *Sessions) Forget(t Tenant, id SessionID) error {
 	k := sessionKey{t, id}
 	_, err := s.mustFind(k)
 	if err == nil && s.db != nil {
-		err = s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(sessionsBucket).Delete(k.encode()) })
+		err = s.update(func(b *bbolt.Bucket) error { return b.Delete(k.encode()) })
 	}
 	if err != nil {
 		return fmt.Errorf("forget session: %w", err)

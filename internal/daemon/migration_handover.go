@@ -14,6 +14,9 @@ import (
 // not end with a cancel: the answer decides who owns the session.
 func (m *migration) handOver(ctx context.Context) (event, error) {
 	m.want(0)
+	if err := m.d.sessions.Writable(m.drive.session); err != nil { // what it can't note it must not be given
+		return 0, err
+	}
 	for {
 		answer, asked, err := m.untilAnswered(ctx)
 		switch {
