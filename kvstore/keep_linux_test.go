@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -620,4 +621,46 @@ func FuzzArenaIndex(f *testing.F) {
 			t.Error("what was accepted encodes differently")
 		}
 	})
+}
+
+// An arena that somebody truncates while it is opened, or broke while it was in use, is a fresh one to the next opener, and no fault gets through.
+func TestTruncatedWhileOpened(t *testing.T) {
+	t.Parallel()
+	dir := memoryDir(t)
+	keys := kvstoretest.Keys("a", 64)
+	for round := range 20 {
+		a := keep(t, dir, 64, nil)
+		kvstoretest.Publish(t, a, "e", "", keys)
+		path := a.Path()
+		if round == 0 { // broken: not kept
+			check(t, os.Truncate(path, 0))
+			if err := a.CheckFile(); !errors.Is(err, kvstore.ErrArenaFault) {
+				t.Errorf("check: %v", err)
+			}
+			closeArena(t, a)
+			if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+				t.Errorf("a broken arena is kept: %v, %v", left, err)
+			}
+			continue
+		}
+		closeArena(t, a)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for range 200 * (round % 3) {
+				runtime.Gosched()
+			}
+			_ = os.Truncate(path, 4096) // the opening may be over, or the file be another one
+		}()
+		b := keep(t, dir, 64, nil)
+		<-done
+		if b.CheckFile() == nil {
+			for _, k := range keys {
+				wantPage(t, b, "", k)
+			}
+		}
+		if err := b.Discard(); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

@@ -39,8 +39,9 @@ const (
 //
 // Every call after the registration carries the arena_id that it answered. A daemon that has restarted, or has replaced the
 // arena since, refuses the call with reason ARENA_STALE, as it does the call of a process that has not registered: the
-// caller's mapping is of a file that nobody else reads. It registers again, maps the new file, and forgets every slot, lease
-// and block it knew of.
+// caller's mapping may be of a file that nobody else reads. It stops reading and writing the slots that it knew of, then registers
+// again, maps the file, and forgets every slot, lease and block: to register is to let go of them. After a restart the arena holds
+// the blocks of before that verified, in other slots' references; LookupBlocks says which.
 type EngineServiceClient interface {
 	// RegisterEngine declares an engine's layout and gives it an arena. Every process registers itself, and once for each rank
 	// that it is; the same engine id with an equal layout returns the same arena. An arena whose memory has faulted is replaced
@@ -186,8 +187,9 @@ type EngineService_EventsClient = grpc.ServerStreamingClient[EventsResponse]
 //
 // Every call after the registration carries the arena_id that it answered. A daemon that has restarted, or has replaced the
 // arena since, refuses the call with reason ARENA_STALE, as it does the call of a process that has not registered: the
-// caller's mapping is of a file that nobody else reads. It registers again, maps the new file, and forgets every slot, lease
-// and block it knew of.
+// caller's mapping may be of a file that nobody else reads. It stops reading and writing the slots that it knew of, then registers
+// again, maps the file, and forgets every slot, lease and block: to register is to let go of them. After a restart the arena holds
+// the blocks of before that verified, in other slots' references; LookupBlocks says which.
 type EngineServiceServer interface {
 	// RegisterEngine declares an engine's layout and gives it an arena. Every process registers itself, and once for each rank
 	// that it is; the same engine id with an equal layout returns the same arena. An arena whose memory has faulted is replaced
