@@ -77,6 +77,7 @@ func (d *doctor) checkArenaSpace(context.Context) Finding {
 	if d.Daemon != nil {
 		used = d.Daemon.ArenaBytes
 	}
+	used = max(used, arenaFiles(a.Dir, d.Config.Node.ID)) // those that a daemon left count, too: it takes them over, or they make way
 	room := fsys.Free + used
 	fix := func(bytes int64) string {
 		return fmt.Sprintf("mount -o remount,size=%dM %s (in a container --shm-size, or an emptyDir with medium Memory); or set a smaller arena.bytes", (bytes+1<<20-1)>>20, a.Dir)
@@ -136,4 +137,18 @@ func existing(dir string) (string, error) {
 			return "", err
 		}
 	}
+}
+
+// arenaFiles is what a node's arenas take in dir, those that wait for their engines since a restart included.
+func arenaFiles(dir, node string) (bytes int64) {
+	names, err := filepath.Glob(filepath.Join(dir, "kvferry-"+node+"-*"))
+	if err != nil || node == "" {
+		return 0
+	}
+	for _, name := range names {
+		if st, err := os.Stat(name); err == nil && st.Mode().IsRegular() {
+			bytes += st.Size()
+		}
+	}
+	return bytes
 }

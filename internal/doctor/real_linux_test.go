@@ -110,6 +110,16 @@ func TestRealMounts(t *testing.T) {
 	if f := find(t, small, "arena.dir"); f.Status != doctor.OK {
 		t.Errorf("%+v", f)
 	}
+	// What a daemon left for its engines to find is room of its own.
+	if err := os.WriteFile(filepath.Join(dir, "kvferry-n-e"), make([]byte, 512<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for node, want := range map[string]doctor.Status{"n": doctor.OK, "m": doctor.Fail} {
+		s := configured(daemon.Config{Node: daemon.NodeConfig{ID: node}, Arena: daemon.ArenaConfig{Dir: dir, Bytes: 1 << 20}})
+		if f := find(t, s, "arena.space"); f.Status != want {
+			t.Errorf("node %s: %+v", node, f)
+		}
+	}
 	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		t.Skipf("remount: %v", err)
 	}
