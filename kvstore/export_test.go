@@ -211,7 +211,7 @@ func EncodeIndex(l Layout, identity string, keys []BlockKey, tenant Tenant, proc
 
 // DecodeIndex decodes all of an index as opening an arena does, and encodes what it accepts again in the places it came from.
 func DecodeIndex(b []byte) (again []byte, head, processes bool, records int) {
-	again = slices.Clone(b)
+	again, b = slices.Clone(b), slices.Clone(b)
 	h, err := decodeTableHead(b)
 	if err != nil || int64(len(b)) != h.size() {
 		return again, false, false, 0

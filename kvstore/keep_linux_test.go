@@ -664,3 +664,38 @@ func TestTruncatedWhileOpened(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkKept is what an index costs: a lease of 100 blocks and its end, and a commit of a block of 80 small pages.
+func BenchmarkKept(b *testing.B) {
+	for name, identity := range map[string]string{"kept": "n", "not": ""} {
+		b.Run("lease/"+name, func(b *testing.B) {
+			a := keep(b, memoryDir(b), 128, func(c *kvstore.ArenaConfig) { c.Keep = identity })
+			keys := kvstoretest.Keys("a", 100)
+			kvstoretest.Publish(b, a, "e", "", keys)
+			b.ReportAllocs()
+			for b.Loop() {
+				l, _, err := a.Acquire("e", "", keys, -1)
+				if err == nil {
+					err = a.Release(l)
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run("commit/"+name, func(b *testing.B) {
+			a := keep(b, memoryDir(b), 4, func(c *kvstore.ArenaConfig) { c.Keep, c.Layout.Layers = identity, 80 })
+			keys := kvstoretest.Keys("a", 1)
+			b.ReportAllocs()
+			for b.Loop() {
+				res, err := a.Reserve("e", "", keys)
+				if err == nil {
+					_, err = a.CommitPart("e", res[0].Ref, 0, 1, kvstore.FidelityExact)
+				}
+				if err != nil || a.Invalidate("", keys) != 1 {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -233,10 +233,13 @@ func (r blockRecord) put(b []byte, slot uint32) {
 	le.PutUint32(b, recordSum(b, slot))
 }
 
+// recordSum is the checksum of a record. It changes b and restores it: a number on the stack would escape into hash/crc32's assembly.
 func recordSum(b []byte, slot uint32) uint32 {
-	var n [4]byte
-	binary.LittleEndian.PutUint32(n[:], slot)
-	return crc32.Update(crc32.Checksum(n[:], castagnoli), castagnoli, b[4:])
+	had := [4]byte(b)
+	binary.LittleEndian.PutUint32(b, slot)
+	sum := crc32.Checksum(b, castagnoli)
+	copy(b, had[:])
+	return sum
 }
 
 // decodeBlockRecord accepts exactly what put writes for that slot. b has room for exactly one record of a block of pages pages.
