@@ -16,7 +16,9 @@ type StateFileError struct {
 	Err  error
 }
 
-func (e *StateFileError) Error() string { return fmt.Sprintf("session file %s: %v; %s", e.Path, e.Err, e.Fix) }
+func (e *StateFileError) Error() string {
+	return fmt.Sprintf("session file %s: %v; %s", e.Path, e.Err, e.Fix)
+}
 
 // Unwrap returns Err.
 func (e *StateFileError) Unwrap() error { return e.Err }
@@ -94,7 +96,9 @@ func (s *Sessions) Writable(in Session) error {
 	}
 	if err == nil && s.failed {
 		probe := []byte{0xff, 0xff} // no session's: a tenant's length is bounded
-		err = s.update(func(b *bbolt.Bucket) error { return errors.Join(b.Put(probe, make([]byte, recordBytes(in))), b.Delete(probe)) })
+		err = s.update(func(b *bbolt.Bucket) error {
+			return errors.Join(b.Put(probe, make([]byte, recordBytes(in))), b.Delete(probe))
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("session file %s can't be written: %w", s.db.Path(), err)
