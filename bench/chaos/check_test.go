@@ -17,8 +17,9 @@ import (
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
 
-// settle is how long after the healing leases that nobody renews have run out and peers have told one another who owns what.
-const settle = 75 * time.Second
+// settle is how long after the healing leases that nobody renews have run out, peers have told one another who owns what, and what a dead
+// peer had asked for is dropped: its connections take up to twice their idle timeout to be missed, then its return is waited for.
+const settle = 2*30*time.Second + 30*time.Second + connectTimeout + 10*time.Second
 
 // check is what comes after the healing.
 func (r *run) check() {
