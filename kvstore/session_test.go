@@ -275,7 +275,8 @@ func TestHandOverAcceptStale(t *testing.T) {
 	})
 }
 
-// A session goes to b and comes back; then an old retry of the first migration gets its old answer and changes nothing.
+// A session goes to b and comes back; then an old retry of the first migration is fenced: who gets it could not record
+// anything that is still so.
 func TestHandOverThereAndBack(t *testing.T) {
 	t.Parallel()
 	a, b := openSessions(t, "", "a"), openSessions(t, "", "b")
@@ -300,10 +301,8 @@ func TestHandOverThereAndBack(t *testing.T) {
 	if err := a.Adopt(home); err != nil {
 		t.Fatal(err)
 	}
-	want := kvstore.HandOverResult{Outcome: kvstore.Moved, Epoch: 2, Version: 1}
-	if diff := cmp.Diff(want, mustHandOver(t, a, there)); diff != "" {
-		t.Errorf("old retry (-want +got):\n%s", diff)
-	}
+	_, err := a.HandOver(there)
+	wantFenced(t, "old retry", err, "a", 3, 0)
 	if got := mustGet(t, a, "s"); got.Owner != "a" || got.Epoch != 3 {
 		t.Errorf("after the old retry: %+v", got)
 	}
@@ -412,4 +411,28 @@ func TestHandOverOneWinner(t *testing.T) {
 			t.Errorf("epoch %d, want 2", got.Epoch)
 		}
 	})
+}
+
+// A hand-over's answer is lost, and before it is asked for again the session is taken over: the answer is not repeated, since the session
+// would have two owners.
+func TestHandOverOvertaken(t *testing.T) {
+	t.Parallel()
+	a := openSessions(t, "", "a")
+	seen := mustPublish(t, a, session(2, 40))
+	there := handOver(seen, "there", "b")
+	there.RepinSeq = 1
+	want := mustHandOver(t, a, there)
+	if diff := cmp.Diff(want, mustHandOver(t, a, there)); diff != "" {
+		t.Errorf("asked again (-want +got):\n%s", diff)
+	}
+	if _, err := a.Take("", "s", 2); err != nil {
+		t.Fatal(err)
+	}
+	_, err := a.HandOver(there)
+	wantFenced(t, "asked again after a takeover", err, "a", 3, 2)
+	if err := a.Yield("", "s", "c", 4, 3); err != nil {
+		t.Fatal(err)
+	}
+	_, err = a.HandOver(there)
+	wantFenced(t, "asked again after another's takeover", err, "c", 4, 3)
 }

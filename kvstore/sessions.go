@@ -239,7 +239,7 @@ func (s *Sessions) roomForOne() error {
 }
 
 // HandOver gives a session this node owns to another node. It is durable before it returns Moved. The decision, in
-// this order: the same Migration again has the result it had, unless the session was reclaimed since; an unknown session is
+// this order: the same Migration again has the result it had, unless the session has another owner or epoch since, and is a *FencedError then; an unknown session is
 // ErrSessionNotFound; a session owned elsewhere, another epoch, or a lower RepinSeq is a *FencedError; a version ahead of the
 // record is a *FieldError; a version behind it is Grown, or with AcceptStale Moved with StaleTailTokens; else Moved. The node
 // that the record names as the owner may ask again, by the recorded epoch: the answer that made it the owner may have been
@@ -282,6 +282,9 @@ func (r record) handOver(h HandOver, self NodeID) (HandOverResult, *record, erro
 		}
 		if m.To != h.To {
 			return HandOverResult{}, nil, &MigrationConflictError{ID: h.ID, Migration: h.Migration, To: m.To, Epoch: m.Epoch}
+		}
+		if r.session.Owner != m.To || r.session.Epoch != m.Epoch { // it has gone on since: who asks must not record that it owns it
+			return HandOverResult{}, nil, r.session.fenced()
 		}
 		return m.result(), nil, nil
 	}

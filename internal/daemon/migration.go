@@ -95,6 +95,7 @@ type drive struct {
 	lost      int  // blocks at the end of the session that the source does not have
 	grown     int
 	hops      int
+	relinked  int
 	failure   *Failure
 	ownership pb.Ownership
 	epoch     uint64

@@ -267,9 +267,50 @@ func (m *migration) abortWanted() {
 	m.drive.wanted = m.drive.wanted[:0]
 }
 
+// renewLink replaces a link that has ended since the offer, as one does on which another migration's call got no answer. The offer is the
+// source's process's, over any link.
+func (m *migration) renewLink(ctx context.Context) error {
+	dr := &m.drive
+	if dr.link.Err() == nil {
+		return nil
+	}
+	link, err := m.d.links.get(ctx, dr.source)
+	if err != nil {
+		return err
+	}
+	if link.Peer().Incarnation != dr.sourceInc {
+		return fmt.Errorf("node %q: %w", dr.source, transfer.ErrPeerRestarted)
+	}
+	m.mu.Lock() // the renewer reads it
+	dr.link = link
+	m.mu.Unlock()
+	return nil
+}
+
+// maxRelinks bounds how often a migration goes on over another link.
+const maxRelinks = 3
+
+// relink goes on over another link with what is missing, where cause is that this side has closed the one before: for no fault of this
+// migration's, see suspect.
+func (m *migration) relink(ctx context.Context, cause error) (event, error) {
+	_, remote := errors.AsType[*transfer.RemoteError](cause)
+	if remote || !errors.Is(cause, transfer.ErrClosed) || m.drive.link.Err() == nil || m.drive.relinked == maxRelinks || ctx.Err() != nil {
+		return 0, cause
+	}
+	m.drive.relinked++
+	if err := m.renewLink(ctx); err != nil {
+		return 0, err
+	}
+	return evLanded, nil
+}
+
 // transfer moves the wanted blocks and waits for the last page.
 func (m *migration) transfer(ctx context.Context) (event, error) {
 	dr := &m.drive
+	if err := m.renewLink(ctx); err != nil {
+		m.abortWanted()
+		return 0, err
+	}
 	if dr.mode == planner.ModeHybrid && !dr.met {
 		dr.met = true
 		return m.hybrid(ctx)
@@ -289,7 +330,7 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 	})
 	if err != nil {
 		m.abortWanted()
-		return 0, err
+		return m.relink(ctx, err)
 	}
 	started := time.Now()
 	dr.log.beginRound(land.round)
@@ -318,6 +359,9 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 	}
 	if errors.Is(err, transfer.ErrChecksumMismatch) && ctx.Err() == nil {
 		return m.accuse(ctx, remote, err)
+	}
+	if errors.Is(err, transfer.ErrClosed) {
+		return m.relink(ctx, err)
 	}
 	if m.demand.mode == planner.ModeNone && len(m.demand.keys) == 0 && m.memoryGone(err) {
 		return evLanded, nil // what has landed stays

@@ -137,6 +137,7 @@ func (m *migration) adopt(epoch uint64, stale int64) (event, error) {
 		s, epoch = raised, raised.Epoch
 	}
 	dr.session, dr.epoch, dr.stale, dr.ownership = s, epoch, stale, pb.Ownership_OWNERSHIP_MOVED
+	m.d.yields.add([]transfer.PeerID{dr.source}, s) // whose answer may be older than what it knows: then it says so
 	m.d.flip(s.Tenant, s.ID, m.d.self, epoch)
 	if brings(dr.mode) && dr.lost == 0 {
 		return evMovedWarm, nil
