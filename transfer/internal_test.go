@@ -30,13 +30,13 @@ import (
 
 // testCA is transfertest.CA's twin: that package imports this one.
 type testCA struct {
-	t    *testing.T
+	t    testing.TB
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 	pool *x509.CertPool
 }
 
-func newTestCA(t *testing.T) *testCA {
+func newTestCA(t testing.TB) *testCA {
 	t.Helper()
 	ca := &testCA{t: t, pool: x509.NewCertPool()}
 	ca.cert, ca.key = ca.sign(&x509.Certificate{

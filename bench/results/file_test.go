@@ -307,6 +307,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(flat.Bytes())
 	f.Add([]byte(`{"schema":"kvferry.bench/1","kind":"queue","started":"2026-01-02T03:04:05Z","body":{"a":"<\u2028","b":[1e3,null]},"params":{"x":1E5}}`))
 	f.Add([]byte(`{"run":{"schema":"kvferry.bench/1","kind":"wan","started":"2026-01-02T03:04:05+01:00","metrics":[{"name":"a","unit":"s","better":"lower","samples":[],"median":1,"low":0,"high":2}]},"a":{}}`))
+	f.Add([]byte("{\"schema\":\"kvferry.bench/1\",\"kind\":\"queue\",\"started\":\"2026-01-02T03:04:05Z\",\"body\":{\"a\":\"u2028\",\"\x80\":[1e3,null]},\"params\":{\"x\":1E5}}"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		one, err := Parse(b)
 		if err != nil {

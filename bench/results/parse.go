@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"unicode/utf8"
 )
 
 // runField holds, in the flat form, all but the body.
@@ -42,6 +43,9 @@ func Load(path string) (*File, error) {
 func Parse(b []byte) (*File, error) {
 	if len(b) > MaxFileBytes {
 		return nil, fmt.Errorf("it has more than %d bytes, the most that is allowed", MaxFileBytes)
+	}
+	if !utf8.Valid(b) { // a body is kept as it is
+		return nil, errors.New("it is not UTF-8, as JSON is")
 	}
 	top, err := fields(b)
 	if err != nil {

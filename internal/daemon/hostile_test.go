@@ -23,6 +23,7 @@ type hostile struct {
 	b     *node
 	eb    *testEngine
 	agent *transfer.Agent
+	hand  func() *pb.HandOverAnswer // nil: an empty one
 }
 
 // newHostile starts both. offer is a's answer to every offer call; ended counts the end-offer calls it gets.
@@ -62,6 +63,10 @@ func newHostile(t *testing.T, offer func(h *hostile) *pb.OfferAnswer, ended *int
 				resp.Answer = &pb.PeerResponse_Offer{Offer: offer(h)}
 			case *pb.PeerRequest_EndOffer:
 				*ended++
+			case *pb.PeerRequest_HandOver:
+				if h.hand != nil {
+					resp.Answer = &pb.PeerResponse_HandOver{HandOver: h.hand()}
+				}
 			default:
 			}
 			return proto.Marshal(resp)

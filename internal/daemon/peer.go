@@ -444,6 +444,10 @@ func (d *Daemon) answerYield(from transfer.Peer, call *pb.YieldCall) error {
 	if err := d.mayPull(from, auditYield, tenant, id); err != nil {
 		return err
 	}
+	// Names decide between two takeovers of one rank. A session that was never re-pinned is nobody's to take for its name.
+	if s, err := d.sessions.Get(tenant, id); err == nil && s.Owner == d.self && s.RepinSeq == 0 && call.GetRepinSeq() == 0 && call.GetEpoch() <= s.Epoch {
+		return &kvstore.FencedError{Tenant: tenant, ID: id, Epoch: s.Epoch, Owner: s.Owner, RepinSeq: s.RepinSeq}
+	}
 	err = d.sessions.Yield(tenant, id, kvstore.NodeID(from.ID), call.GetEpoch(), call.GetRepinSeq())
 	if !errors.Is(err, kvstore.ErrSessionNotFound) { // every node that it is told to may say so
 		d.audit.decide(auditYield, string(from.ID), err, joinAttrs(peerAttrs(from), sessionAttrs(tenant, id), []slog.Attr{slog.Uint64("epoch", call.GetEpoch())})...)
