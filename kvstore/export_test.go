@@ -1,8 +1,10 @@
 package kvstore
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"slices"
 )
 
@@ -234,6 +236,48 @@ func DecodeIndex(b []byte) (again []byte, head, processes bool, records int) {
 		}
 	}
 	return again, true, processes, records
+}
+
+// The parts of an index, for DecodeIndexPart.
+const (
+	IndexHead = iota
+	IndexProcesses
+	IndexRecord
+	IndexParts
+)
+
+// DecodeIndexPart decodes one part of an index that begins with b and goes on with zeros, its checksum made right when seal is set. It returns
+// the part, and what is accepted of it encoded again; nil when it is refused. A record is of slot 3, of a block of 5 pages.
+func DecodeIndexPart(part int, seal bool, b []byte) (whole, again []byte) {
+	const slot, pages = 3, 5
+	size := []int{tableHeadSize, processSize, int(tableHead{pages: pages}.recordSize())}[part]
+	whole = append(make([]byte, 0, size), b[:min(len(b), size)]...)[:size]
+	le := binary.LittleEndian
+	switch part {
+	case IndexHead:
+		if seal {
+			le.PutUint32(whole[344:], crc32.Checksum(whole[:344], castagnoli))
+		}
+		if h, err := decodeTableHead(whole); err == nil {
+			again = h.encode()
+		}
+	case IndexProcesses:
+		if seal {
+			le.PutUint32(whole[size-4:], crc32.Checksum(whole[:size-4], castagnoli))
+		}
+		if seq, names, ok := decodeProcesses(whole); ok {
+			again = encodeProcesses(seq, names)
+		}
+	case IndexRecord:
+		if seal {
+			le.PutUint32(whole, recordSum(whole, slot))
+		}
+		if r, err := decodeBlockRecord(whole, slot, pages); err == nil {
+			again = make([]byte, size)
+			r.put(again, slot)
+		}
+	}
+	return whole, again
 }
 
 // FailNext has the store think that its last change failed.
