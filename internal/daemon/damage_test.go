@@ -183,7 +183,8 @@ func TestDestinationDamaged(t *testing.T) {
 	}
 }
 
-// Who accuses good blocks changes nothing, and who accuses what it was not offered, or by another's offer, is refused.
+// Who accuses good blocks changes nothing, and who accuses what it was not offered, or by another's offer, is refused; a bad block is dropped once,
+// whoever is first.
 func TestAccusedWithoutCause(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFleet(t, fast, "a", "b", "c")
@@ -194,17 +195,21 @@ func TestAccusedWithoutCause(t *testing.T) {
 			_, resp, err := f.nodes[from].d.callNode(context.Background(), "a", req)
 			return resp, err
 		}
-		resp, err := call("b", &pb.PeerRequest{Call: &pb.PeerRequest_Offer{Offer: &pb.OfferCall{
-			Session: &pb.SessionRef{SessionId: "s"}, MigrationId: "m", Layout: testLayout(), Deadline: durationpb.New(60e9),
-		}}})
-		if err != nil {
-			t.Fatal(err)
+		offerTo := func(from string) *pb.OfferAnswer {
+			resp, err := call(from, &pb.PeerRequest{Call: &pb.PeerRequest_Offer{Offer: &pb.OfferCall{
+				Session: &pb.SessionRef{SessionId: "s"}, MigrationId: "m-" + from, Layout: testLayout(), Deadline: durationpb.New(60e9),
+			}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return resp.GetOffer()
 		}
-		offer := resp.GetOffer()
-		accuse := func(from string, slot *pb.SlotRef) (*pb.AccuseAnswer, error) {
+		offer := offerTo("b")
+		accuseBy := func(from string, offer *pb.OfferAnswer, slot *pb.SlotRef) (*pb.AccuseAnswer, error) {
 			resp, err := call(from, &pb.PeerRequest{Call: &pb.PeerRequest_Accuse{Accuse: &pb.AccuseCall{OfferId: offer.GetOfferId(), Slot: slot}}})
 			return resp.GetAccuse(), err
 		}
+		accuse := func(from string, slot *pb.SlotRef) (*pb.AccuseAnswer, error) { return accuseBy(from, offer, slot) }
 		for range 50 {
 			for _, slot := range offer.GetSlots() {
 				if got, err := accuse("b", slot); err != nil || got.GetDropped() {
@@ -230,8 +235,25 @@ func TestAccusedWithoutCause(t *testing.T) {
 		ea.check("", keys)
 		ea.check("red", others)
 		wantSamples(t, f.nodes["a"].samples(), reported{`kvferry_peer_accusations_total{result="good"}`: 200, `kvferry_peer_accusations_total{result="dropped"}`: 0})
-		if _, err := call("b", &pb.PeerRequest{Call: &pb.PeerRequest_EndOffer{EndOffer: &pb.EndOfferCall{OfferId: offer.GetOfferId()}}}); err != nil {
-			t.Error(err)
+
+		// A block that is bad is dropped once, and whoever was offered it learns so.
+		second := offerTo("c")
+		if _, err := ea.file.WriteAt(make([]byte, 4096), ea.slotOf(keys[2])); err != nil {
+			t.Fatal(err)
+		}
+		for from, of := range map[string]*pb.OfferAnswer{"b": offer, "c": second} {
+			if got, err := accuseBy(from, of, of.GetSlots()[2]); err != nil || !got.GetDropped() {
+				t.Errorf("%s accuses with cause: %v, %v", from, got, err)
+			}
+		}
+		wantSamples(t, f.nodes["a"].samples(), reported{`kvferry_peer_accusations_total{result="dropped"}`: 1})
+		for from, of := range map[string]*pb.OfferAnswer{"b": offer, "c": second} {
+			if _, err := call(from, &pb.PeerRequest{Call: &pb.PeerRequest_EndOffer{EndOffer: &pb.EndOfferCall{OfferId: of.GetOfferId()}}}); err != nil {
+				t.Error(err)
+			}
+		}
+		if got := ea.lookup("", keys[2:3])[0]; got != pb.BlockState_BLOCK_STATE_ABSENT {
+			t.Errorf("the bad block is %v", got)
 		}
 		f.settle()
 	})

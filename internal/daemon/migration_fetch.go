@@ -390,6 +390,11 @@ func (m *migration) accuse(ctx context.Context, remote []transfer.Desc, cause er
 	}
 	slot := kvstore.SlotRef{Slot: uint32(remote[ce.Pair].Offset / dr.offer.stride), Generation: remote[ce.Pair].Generation}
 	resp, err := m.d.callPeer(ctx, dr.link, &pb.PeerRequest{Call: &pb.PeerRequest_Accuse{Accuse: &pb.AccuseCall{OfferId: dr.offer.id, Slot: refToProto(slot)}}})
+	keeps := dr.mode == planner.ModeHybrid || m.demand.mode == planner.ModeNone && len(m.demand.keys) == 0
+	if err != nil && classify(err).Reason == ReasonArenaFault && keeps { // it has lost more than that
+		dr.offer.available, dr.offer.slots, dr.failure = 0, nil, classify(err)
+		return evLanded, nil
+	}
 	if err != nil {
 		return 0, fmt.Errorf("%w; asking the source to re-verify it: %w", cause, err)
 	}

@@ -416,6 +416,9 @@ func (d *Daemon) answerAccuse(ctx context.Context, from transfer.Peer, call *pb.
 		d.metrics.accused.WithLabelValues("good").Inc()
 		return &pb.AccuseAnswer{}, nil
 	}
+	if errors.Is(err, kvstore.ErrBlockNotFound) { // another puller's accusation was quicker: the offer still holds the slot
+		return &pb.AccuseAnswer{Dropped: true}, nil
+	}
 	if !errors.Is(err, kvstore.ErrChecksumMismatch) {
 		return nil, err
 	}
