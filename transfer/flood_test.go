@@ -144,7 +144,7 @@ func TestFloodOfHandshakes(t *testing.T) {
 		var wg sync.WaitGroup
 		other := newTestCA(t)
 		const hosts = 12
-		each := floodSize(2000) / hosts
+		each := floodSize(1200) / hosts
 		for h := range hosts {
 			x := b.attacker(netip.AddrFrom4([4]byte{10, 0, 9, byte(h + 1)}), clientOf(other, "x"))
 			defer x.close()
@@ -194,7 +194,7 @@ func TestFloodOfOneAddress(t *testing.T) {
 		x := b.attacker(netip.MustParseAddr("10.0.9.1"), clientOf(newTestCA(t), "x"))
 		defer x.close()
 		var wg sync.WaitGroup
-		for range floodSize(1000) {
+		for range floodSize(640) {
 			wg.Go(func() { _, _ = x.dial(ctx) })
 		}
 		most := 0
@@ -228,7 +228,7 @@ func TestFloodWithoutHello(t *testing.T) {
 		var wg sync.WaitGroup
 		var mu sync.Mutex
 		busy, kept := 0, 0
-		n := floodSize(400)
+		n := floodSize(240)
 		for h := range 4 {
 			x := b.attacker(netip.AddrFrom4([4]byte{10, 0, 9, byte(h + 1)}), clientOf(b.ca, "c"))
 			defer x.close()
