@@ -45,7 +45,6 @@ type host struct {
 	cur   *node // nil: none runs
 	birth chan struct{}
 	born  int // daemons so far
-	old   []string
 }
 
 // node is one daemon's life.

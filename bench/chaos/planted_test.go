@@ -11,7 +11,7 @@ import (
 	"github.com/kvferry/kvferry/internal/fault"
 )
 
-var flagPlanted = flag.Int("chaos.planted", 200, "runs in which TestPlanted must find a planted bug")
+var flagPlanted = flag.Int("chaos.planted", 400, "runs in which TestPlanted must find a planted bug")
 
 // Every planted bug is found: some run is broken with it and whole without it.
 func TestPlanted(t *testing.T) {

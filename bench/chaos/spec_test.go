@@ -68,10 +68,17 @@ func (m move) String() string {
 	if m.hint >= 0 {
 		s += " hint " + names[m.hint]
 	}
-	for what, on := range map[string]bool{" takeover": m.takeover, " front": m.front, " cancel": m.cancel > 0, " drop": m.drop > 0} {
-		if on {
-			s += what
-		}
+	if m.takeover {
+		s += " takeover"
+	}
+	if m.front {
+		s += " front"
+	}
+	if m.cancel > 0 {
+		s += fmt.Sprintf(" cancel after %v", m.cancel)
+	}
+	if m.drop > 0 {
+		s += fmt.Sprintf(" drop after %v", m.drop)
 	}
 	return s
 }
