@@ -105,3 +105,33 @@ func TestNamesArePrintable(t *testing.T) {
 		}
 	})
 }
+
+// A node that took a session over and handed it on before the old owner came back still has that one yield.
+func TestTakeoverHandedOn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFleet(t, fast, "a", "b", "c")
+		engines := map[string]*testEngine{}
+		for name, n := range f.nodes {
+			engines[name] = n.register("e", testLayout(), 1<<20)
+		}
+		a, b, c := f.nodes["a"], f.nodes["b"], f.nodes["c"]
+		keys := engines["a"].session("s", 4)
+		there, back, on := request("s"), auto("s"), request("s")
+		there.RepinSeq, back.RepinSeq, on.RepinSeq = 1, 2, 3
+		back.Takeover, on.SourceHint = true, "a"
+		b.mustEnd(there, committed, "", moved)
+		f.net.Cut(a.ip, b.ip)
+		f.net.Cut(c.ip, b.ip)
+		a.mustEnd(back, recompute, ReasonPeerUnreachable, moved)
+		c.mustEnd(on, committed, "", moved)
+		f.net.Heal(a.ip, b.ip)
+		f.net.Heal(c.ip, b.ip)
+		time.Sleep(2 * time.Minute)
+		if s := b.record("s"); s.GetOwnerNodeId() == "b" {
+			t.Errorf("b still takes itself for the owner: %v", s)
+		}
+		f.wantOwner("s", "c")
+		engines["c"].check("", keys)
+		f.settle()
+	})
+}

@@ -131,11 +131,13 @@ func (d *Daemon) tellPeer(p transfer.PeerID) {
 		if !ok {
 			return
 		}
-		if now, err := d.sessions.Get(s.Tenant, s.ID); err != nil || now.Owner != d.self {
-			d.yields.told(p, s, true) // it is this node's no longer
+		switch now, err := d.sessions.Get(s.Tenant, s.ID); {
+		case err != nil || now.Owner == kvstore.NodeID(p):
+			d.yields.told(p, s, true) // forgotten, or the peer's own
 			continue
-		} else {
+		case now.Owner == d.self:
 			s = now
+		default: // it has gone on: p, which may still take itself for the owner, hears who was, and is forwarded from here
 		}
 		_, _, err := d.callNode(ctx, p, &pb.PeerRequest{Call: &pb.PeerRequest_Yield{Yield: &pb.YieldCall{
 			Session: &pb.SessionRef{Tenant: string(s.Tenant), SessionId: string(s.ID)}, Epoch: s.Epoch, RepinSeq: s.RepinSeq,
