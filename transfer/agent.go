@@ -96,7 +96,7 @@ func Open(cfg Config) (*Agent, error) {
 		a.repair = repair.Wrap(socket, cfg.Repair)
 		socket = a.repair.PacketConn()
 	}
-	a.server = &quic.Transport{Conn: socket, VerifySourceAddress: a.door.retry, ConnContext: a.door.enter}
+	a.server = &quic.Transport{Conn: socket, StatelessResetKey: resetKey(cfg.Name, cfg.TLS), VerifySourceAddress: a.door.retry, ConnContext: a.door.enter}
 	accepted := a.quic.Clone()
 	accepted.GetConfigForClient = a.door.config(a.quic)
 	if a.listener, err = a.server.Listen(cfg.listenTLS(), accepted); err != nil {

@@ -34,6 +34,9 @@ var (
 	ErrCancelled = errors.New("transfer cancelled")
 	// ErrStalled: no page arrived within the progress timeout.
 	ErrStalled = errors.New("transfer stalled")
+	// ErrQueued: the source had the transfer wait its turn for longer than its queue
+	// timeout. The error is context.DeadlineExceeded, too.
+	ErrQueued = errors.New("queued for too long")
 	// ErrPeerGone: the link has no connection left and could not be restored.
 	ErrPeerGone = errors.New("peer gone")
 	// ErrPeerRestarted: the peer's incarnation changed.

@@ -36,6 +36,8 @@ type intake struct {
 	notify   []byte     // for this side, of a peer's write
 	onLanded func(pair, firstPage, pages int)
 
+	queueTimeout time.Duration // 0 or less: off
+
 	// When it began, of link.mu.path; guarded by the link's lock.
 	watched, hungry time.Duration
 
@@ -55,10 +57,11 @@ type intake struct {
 	half       mark         // when half of the bytes were
 	lastAt     time.Time    // of the last progress
 	timer      *time.Timer
-	nudges     int    // since the last progress
-	seen       uint64 // bytes that the link had received at the last nudge
-	queue      Queue  // where the source has it wait
-	held       bool   // it waited with pages landed
+	nudges     int       // since the last progress
+	seen       uint64    // bytes that the link had received at the last nudge
+	queue      Queue     // where the source has it wait
+	queued     time.Time // since when it has; zero: it does not
+	held       bool      // it waited with pages landed
 }
 
 // mark is a moment and what had landed by then over the whole link.
@@ -175,7 +178,7 @@ func (in *intake) land(pair, page int, p arrived) (bad, over bool) {
 	if p.codec != codec.Raw {
 		in.codec = p.codec
 	}
-	in.lastAt, in.queue = time.Now(), Queue{}
+	in.lastAt, in.queue, in.queued = time.Now(), Queue{}, time.Time{}
 	landed := in.link.landed.Add(int64(p.wire))
 	if in.done == 1 {
 		in.first = mark{at: in.lastAt, landed: landed}

@@ -1,6 +1,8 @@
 package transfer
 
 import (
+	"context"
+	"fmt"
 	"time"
 
 	"github.com/kvferry/kvferry/transfer/wire"
@@ -96,13 +98,24 @@ func (l *Link) tellQueued(waiting []queuedOutflow) {
 
 // waits notes that the source has the transfer wait, which is no stall.
 func (in *intake) waits(at Queue) {
+	if d := in.noteWait(at); in.queueTimeout > 0 && d >= in.queueTimeout {
+		in.finish(fmt.Errorf("transfer %d: %d transfers and %d bytes go first, after %v: %w: %w", in.key.id, at.Transfers, at.Bytes, d, ErrQueued, context.DeadlineExceeded))
+	}
+}
+
+// noteWait returns for how long it has waited.
+func (in *intake) noteWait(at Queue) time.Duration {
 	in.Lock()
 	defer in.Unlock()
 	if in.decided {
-		return
+		return 0
 	}
 	at.Waits = true
 	in.queue, in.lastAt = at, time.Now()
+	if in.queued.IsZero() {
+		in.queued = in.lastAt
+	}
 	in.held = in.held || in.done > 0
 	in.wake()
+	return in.lastAt.Sub(in.queued)
 }

@@ -76,6 +76,10 @@ type TransferOptions struct {
 	// ProgressTimeout fails the transfer with ErrStalled when no page is
 	// verified for so long. 0: that of Config; negative: off.
 	ProgressTimeout time.Duration
+	// QueueTimeout fails a read with ErrQueued when its source says for so long
+	// that it waits its turn and no page comes. That is not counted as a stall. 0 or
+	// negative: off.
+	QueueTimeout time.Duration
 	// Timeout fails the transfer with context.DeadlineExceeded when it is not
 	// over so long after Post. 0 or negative: off.
 	Timeout time.Duration
@@ -155,7 +159,7 @@ func (l *Link) Prepare(op Op, local, remote []Desc, opts TransferOptions) (*Tran
 	}
 	if op == Read {
 		t.in = newIntake(l, key, here)
-		t.in.remote, t.in.onLanded = begin, opts.OnLanded
+		t.in.remote, t.in.onLanded, t.in.queueTimeout = begin, opts.OnLanded, opts.QueueTimeout
 		t.in.init(t.ended)
 	} else {
 		t.out = newOutflow(l, key, here, begin)
@@ -404,7 +408,7 @@ func (t *Transfer) Landed(pair int) wire.Bitmap {
 // transfer. The Result is that of the moment either way.
 //
 // Errors: nil when every page is verified; context.Cause(ctx); ErrCancelled;
-// ErrStalled; context.DeadlineExceeded after Timeout; *ChunkError around
+// ErrStalled; ErrQueued; context.DeadlineExceeded after Timeout; *ChunkError around
 // ErrChecksumMismatch, ErrStaleGeneration, ErrLeaseExpired, ErrUnknownMemory,
 // ErrOutOfRange, ErrNotPermitted, ErrProtocol or what a Source or Sink returned;
 // the link's end (ErrPeerGone, ErrPeerRestarted, ErrClosed, ErrProtocol, or ErrBusy

@@ -138,6 +138,7 @@ func classifyTransfer(err error) *Failure {
 		{transfer.ErrCertificate, ReasonPeerIdentity, "have both nodes' certificates issued by one CA and not expired (`kvferry certs`)"},
 		{transfer.ErrVersion, ReasonVersionMismatch, "run the same release on both nodes"},
 		{transfer.ErrPeerRestarted, ReasonPeerRestarted, "migrate again"},
+		{transfer.ErrQueued, ReasonQueued, "look at the source's queue with `kvferry links`, or raise link.queue_timeout; the session can be recomputed"},
 		{transfer.ErrStalled, ReasonStalled, "look at the link with `kvferry links`; the session can be recomputed"},
 		{transfer.ErrCancelled, ReasonCancelled, ""},
 		{transfer.ErrPeerGone, ReasonPeerUnreachable, "check the link and the other daemon; the session can be recomputed"},

@@ -136,6 +136,9 @@ type LinkConfig struct {
 	ConnectTimeout time.Duration `yaml:"connect_timeout"`
 	// ProgressTimeout ends a transfer that moves no page for so long, 100ms to 24h. Default 10s.
 	ProgressTimeout time.Duration `yaml:"progress_timeout"`
+	// QueueTimeout ends a transfer that its source has wait its turn for so long while none of its pages comes, 1s to 24h: waiting is
+	// not a lack of progress. Default 5m.
+	QueueTimeout time.Duration `yaml:"queue_timeout"`
 	// RoundTrips is what the planner charges a migration in round trips. Default 3.
 	RoundTrips float64 `yaml:"round_trips"`
 	// Repair is "auto" for parity beside the packets where the path loses some, as much as it loses, or "off". Both ends must
@@ -223,6 +226,7 @@ func (c Config) WithDefaults() Config {
 	}
 	c.Link.ConnectTimeout = orDefault(c.Link.ConnectTimeout, 5*time.Second)
 	c.Link.ProgressTimeout = orDefault(c.Link.ProgressTimeout, 10*time.Second)
+	c.Link.QueueTimeout = orDefault(c.Link.QueueTimeout, 5*time.Minute)
 	c.Link.RoundTrips = orDefault(c.Link.RoundTrips, 3)
 	c.Link.MaxConnections = orDefault(c.Link.MaxConnections, 4096)
 	c.Link.Repair, c.Link.Codec = orDefault(c.Link.Repair, repairAuto), orDefault(c.Link.Codec, transfer.CodecAuto)
@@ -308,6 +312,7 @@ func (c Config) Validate() error {
 	}{
 		{"link.connect_timeout", c.Link.ConnectTimeout, 10 * time.Millisecond},
 		{"link.progress_timeout", c.Link.ProgressTimeout, 100 * time.Millisecond},
+		{"link.queue_timeout", c.Link.QueueTimeout, time.Second},
 		{"migration.deadline", c.Migration.Deadline, 100 * time.Millisecond},
 		{"migration.lease_ttl", c.Migration.LeaseTTL, time.Second}, // a third of it is left for a renewal over the link
 		{"migration.call_timeout", c.Migration.CallTimeout, 10 * time.Millisecond},
@@ -486,7 +491,7 @@ func parseDuration(d *time.Duration, text []byte) error {
 func durationField(data []byte, text any) string {
 	var sections map[string]map[string]any
 	_ = yaml.Unmarshal(data, &sections) // what does not fit is left out
-	for _, field := range []string{"link.connect_timeout", "link.progress_timeout", "migration.deadline", "migration.lease_ttl", "migration.call_timeout", "gpu.interval"} {
+	for _, field := range []string{"link.connect_timeout", "link.progress_timeout", "link.queue_timeout", "migration.deadline", "migration.lease_ttl", "migration.call_timeout", "gpu.interval"} {
 		section, key, _ := strings.Cut(field, ".")
 		if v, ok := sections[section][key]; ok && fmt.Sprint(v) == text {
 			return field

@@ -22,7 +22,7 @@ func good() Config {
 		TLS:       TLSConfig{CA: "ca", Cert: "cert", Key: "key"},
 		Peers:     []PeerConfig{{Node: "b", Region: "r2", Address: "b.example:7441", PriorBps: 2.5e9}, {Node: "c", Region: "r3", Address: "1.2.3.4:7441", PriorBps: -1}},
 		Arena:     ArenaConfig{Dir: "/dev/shm", Bytes: 1 << 30, MaxBytes: 1 << 31, Lock: &lock, Group: 7, Keep: -1},
-		Link:      LinkConfig{Stripes: 3, ConnectTimeout: time.Second, ProgressTimeout: 90 * time.Second, RoundTrips: 1.5, Repair: "off", Codec: "huff", MaxRate: 1e9, MaxConnections: 100},
+		Link:      LinkConfig{Stripes: 3, ConnectTimeout: time.Second, ProgressTimeout: 90 * time.Second, QueueTimeout: 2 * time.Minute, RoundTrips: 1.5, Repair: "off", Codec: "huff", MaxRate: 1e9, MaxConnections: 100},
 		Tenants:   map[string]TenantConfig{"": {Weight: 0.5}, "acme": {Weight: 2, MaxRate: 5e8}},
 		Migration: MigrationConfig{Deadline: time.Hour, MaxActive: 5, LeaseTTL: 1500 * time.Millisecond, CallTimeout: 2 * time.Second, Keep: 9},
 		GPU:       GPUConfig{Enabled: &lock, Interval: 2 * time.Second, PrefillBytes: 1 << 30},
@@ -70,6 +70,7 @@ func TestConfigValidate(t *testing.T) {
 		{"link.round_trips", func(c *Config) { c.Link.RoundTrips = 101 }},
 		{"link.connect_timeout", func(c *Config) { c.Link.ConnectTimeout = -time.Second }},
 		{"link.progress_timeout", func(c *Config) { c.Link.ProgressTimeout = 25 * time.Hour }},
+		{"link.queue_timeout", func(c *Config) { c.Link.QueueTimeout = 25 * time.Hour }},
 		{"migration.deadline", func(c *Config) { c.Migration.Deadline = -1 }},
 		{"migration.lease_ttl", func(c *Config) { c.Migration.LeaseTTL = 1 << 62 }},
 		{"migration.call_timeout", func(c *Config) { c.Migration.CallTimeout = -1 }},
@@ -79,6 +80,7 @@ func TestConfigValidate(t *testing.T) {
 		{"migration.deadline", func(c *Config) { c.Migration.Deadline = 1 }},
 		{"link.connect_timeout", func(c *Config) { c.Link.ConnectTimeout = 1 }},
 		{"link.progress_timeout", func(c *Config) { c.Link.ProgressTimeout = 1 }},
+		{"link.queue_timeout", func(c *Config) { c.Link.QueueTimeout = time.Second - 1 }},
 		{"migration.max_active", func(c *Config) { c.Migration.MaxActive = 1 << 17 }},
 		{"migration.keep", func(c *Config) { c.Migration.Keep = -1 }},
 		{"state_dir", func(c *Config) { c.StateDir = "./state" }},
@@ -167,12 +169,12 @@ func configFields(err error) []string {
 func TestConfigErrorsAreOrdered(t *testing.T) {
 	bad := Config{
 		Listen: ListenConfig{Unix: "x", GRPC: "x", QUIC: "x", Admin: "x"}, Peers: []PeerConfig{{}},
-		Arena: ArenaConfig{Dir: "x", Bytes: -1, MaxBytes: -1, Group: -1}, Link: LinkConfig{Stripes: -1, ConnectTimeout: -1, ProgressTimeout: -1, RoundTrips: -1, Repair: "x", Codec: "x"},
+		Arena: ArenaConfig{Dir: "x", Bytes: -1, MaxBytes: -1, Group: -1}, Link: LinkConfig{Stripes: -1, ConnectTimeout: -1, ProgressTimeout: -1, QueueTimeout: -1, RoundTrips: -1, Repair: "x", Codec: "x"},
 		Migration: MigrationConfig{Deadline: -1, MaxActive: -1, LeaseTTL: -1, CallTimeout: -1, Keep: -1}, StateDir: "x", LogLevel: "x",
 	}.WithDefaults()
 	want := []string{
 		"node.id", "node.region", "listen.unix", "listen.grpc", "listen.admin", "listen.quic", "arena.bytes", "arena.max_bytes", "arena.dir", "arena.group",
-		"link.stripes", "link.round_trips", "link.codec", "link.repair", "link.connect_timeout", "link.progress_timeout", "migration.deadline", "migration.lease_ttl",
+		"link.stripes", "link.round_trips", "link.codec", "link.repair", "link.connect_timeout", "link.progress_timeout", "link.queue_timeout", "migration.deadline", "migration.lease_ttl",
 		"migration.call_timeout", "migration.max_active", "migration.keep", "state_dir", "log_level",
 		"peers[0].node", "peers[0].region", "peers[0].address", "peers[0].node",
 	}
@@ -200,7 +202,7 @@ func TestConfigDefaults(t *testing.T) {
 		Node: in.Node, Listen: ListenConfig{Unix: "/run/kvferry/kvferry.sock", GRPC: "0.0.0.0:7440", QUIC: "0.0.0.0:7441", Admin: "127.0.0.1:7442"},
 		Peers:     []PeerConfig{{Node: "b", Region: "r", Address: "h:1", PriorBps: 1e9}},
 		Arena:     ArenaConfig{Dir: "/dev/shm", Bytes: 4 << 30, MaxBytes: 256 << 30, Lock: &lock, Keep: time.Hour},
-		Link:      LinkConfig{ConnectTimeout: 5 * time.Second, ProgressTimeout: 10 * time.Second, RoundTrips: 3, Repair: "auto", Codec: "auto", MaxConnections: 4096},
+		Link:      LinkConfig{ConnectTimeout: 5 * time.Second, ProgressTimeout: 10 * time.Second, QueueTimeout: 5 * time.Minute, RoundTrips: 3, Repair: "auto", Codec: "auto", MaxConnections: 4096},
 		Migration: MigrationConfig{Deadline: 10 * time.Minute, MaxActive: 64, LeaseTTL: 30 * time.Second, CallTimeout: 5 * time.Second, Keep: 1024},
 		GPU:       GPUConfig{Enabled: &lock, Interval: time.Second},
 		Engines:   []EngineConfig{},

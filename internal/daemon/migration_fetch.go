@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -313,7 +314,11 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 	}
 	if dr.mode == planner.ModeHybrid && !dr.met {
 		dr.met = true
-		return m.hybrid(ctx)
+		ev, err := m.hybrid(ctx)
+		if m.queuedTooLong(err) && ctx.Err() == nil {
+			return m.giveUp(ctx)
+		}
+		return ev, err
 	}
 	layout := dr.engine.layout
 	order, err := m.pageOrder(len(dr.wanted))
@@ -325,7 +330,7 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 	land := newLanding(m, dr.wanted, order)
 	m.want(int64(len(dr.wanted)) * layout.BlockBytes())
 	t, err := dr.link.Prepare(transfer.Read, local, remote, transfer.TransferOptions{
-		Token: dr.offer.id, OnLanded: land.landed, ProgressTimeout: m.d.cfg.Link.ProgressTimeout,
+		Token: dr.offer.id, OnLanded: land.landed, ProgressTimeout: m.d.cfg.Link.ProgressTimeout, QueueTimeout: m.d.cfg.Link.QueueTimeout,
 		Class: m.demand.class, Deadline: m.timeLeft(),
 	})
 	if err != nil {
@@ -354,7 +359,7 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 		return evLanded, nil
 	}
 	m.abortWanted()
-	if errors.Is(err, transfer.ErrCancelled) && dr.replanned.Load() != nil && ctx.Err() == nil {
+	if (errors.Is(err, transfer.ErrCancelled) && dr.replanned.Load() != nil || m.queuedTooLong(err)) && ctx.Err() == nil {
 		return m.giveUp(ctx)
 	}
 	if errors.Is(err, transfer.ErrChecksumMismatch) && ctx.Err() == nil {
@@ -377,6 +382,18 @@ func (m *migration) memoryGone(err error) bool {
 		return false
 	}
 	m.drive.offer.available, m.drive.offer.slots, m.drive.failure = 0, nil, classify(err)
+	return true
+}
+
+// queuedTooLong reports whether the source has had the fetch wait for too long, where the planner may choose again: then it
+// recomputes, and says why.
+func (m *migration) queuedTooLong(err error) bool {
+	if !errors.Is(err, transfer.ErrQueued) || m.demand.mode != planner.ModeNone || len(m.demand.keys) > 0 {
+		return false
+	}
+	why := fmt.Sprintf("the fetch waited in the source's queue for link.queue_timeout (%v)", m.d.cfg.Link.QueueTimeout)
+	m.drive.replanned.Store(&why)
+	m.d.log.LogAttrs(context.Background(), slog.LevelInfo, "fetch given up", slog.String("migration_id", m.id), slog.String("why", why))
 	return true
 }
 

@@ -170,7 +170,7 @@ func (m *migration) startUnit(ctx context.Context, first, end int, window int64,
 	local, remote := m.descriptors(blocks, order)
 	u.landing = newLanding(m, blocks, order)
 	u.t, err = dr.link.Prepare(transfer.Read, local, remote, transfer.TransferOptions{
-		Token: dr.offer.id, OnLanded: u.landing.landed, ProgressTimeout: m.d.cfg.Link.ProgressTimeout, Class: m.demand.class, Deadline: m.timeLeft(),
+		Token: dr.offer.id, OnLanded: u.landing.landed, ProgressTimeout: m.d.cfg.Link.ProgressTimeout, QueueTimeout: m.d.cfg.Link.QueueTimeout, Class: m.demand.class, Deadline: m.timeLeft(),
 	})
 	if err != nil {
 		m.giveBack(blocks)

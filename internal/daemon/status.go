@@ -50,6 +50,7 @@ const (
 	ReasonPeerIdentity      Reason = "PEER_IDENTITY"
 	ReasonPeerRestarted     Reason = "PEER_RESTARTED"
 	ReasonStalled           Reason = "TRANSFER_STALLED"
+	ReasonQueued            Reason = "QUEUE_TIMEOUT"
 	ReasonChecksumMismatch  Reason = "CHECKSUM_MISMATCH"
 	ReasonVersionMismatch   Reason = "VERSION_MISMATCH"
 	ReasonCancelled         Reason = "CANCELLED"
@@ -92,6 +93,7 @@ var reasonCodes = map[Reason]codes.Code{
 	ReasonPeerIdentity:      codes.PermissionDenied,
 	ReasonPeerRestarted:     codes.Unavailable,
 	ReasonStalled:           codes.Unavailable,
+	ReasonQueued:            codes.Unavailable,
 	ReasonChecksumMismatch:  codes.DataLoss,
 	ReasonVersionMismatch:   codes.FailedPrecondition,
 	ReasonCancelled:         codes.Canceled,
