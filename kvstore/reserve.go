@@ -115,6 +115,22 @@ func (a *Arena) makeRoomLocked(t Tenant, need int) error {
 	return nil
 }
 
+// Room returns how many slots Reserve could have for a tenant at this moment: free ones and those of blocks that may be evicted,
+// within the tenant's quota. 0 after Close or a fault.
+func (a *Arena) Room(t Tenant) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.broken.Load() {
+		return 0
+	}
+	a.expireLocked(a.now())
+	room := len(a.mu.free) + len(a.mu.global.items)
+	if quota, used, heap := a.quotaLocked(t); quota > 0 {
+		room = min(room, max(0, quota-used+len(heap.items)))
+	}
+	return room
+}
+
 // roomLocked reports why need slots cannot be had, or nil.
 func (a *Arena) roomLocked(t Tenant, need int) error {
 	full := func() *ArenaFullError {

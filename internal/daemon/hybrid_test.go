@@ -274,6 +274,40 @@ func TestHybridFrontStops(t *testing.T) {
 	}
 }
 
+// An arena that is smaller than the session takes what fits, from both ends, and the session moves with it. Who takes the room away
+// meanwhile leaves the prefix.
+func TestHybridKeepsWhatFits(t *testing.T) {
+	for name, taken := range map[string]int{"small": 0, "taken meanwhile": 20} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFleet(t, slow, "a", "b")
+				ea, eb := f.nodes["a"].register("e", testLayout(), 4<<20), f.nodes["b"].register("e", testLayout(), 60*8192)
+				keys := ea.session("s", 100)
+				front := eb.front(60*time.Millisecond, keys[:40])
+				run := f.nodes["b"].begin(hybridRequest("s"))
+				front.start(run.id())
+				if taken > 0 {
+					run.landed(8192)
+					if _, err := f.nodes["b"].engine.ReserveBlocks(context.Background(), &pb.ReserveBlocksRequest{EngineId: "e", Keys: chain("other", taken)}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				rep := run.end()
+				<-front.done
+				wantReport(t, rep, recompute, ReasonArenaFull, moved)
+				n := int(rep.GetBlocksUsable())
+				if taken == 0 && n != 60 || n == 0 || rep.GetTailTokens() != 100*16+3-int64(n)*16 {
+					t.Errorf("%d blocks usable, %v", n, rep)
+				}
+				f.wantOwner("s", "b")
+				if got := f.nodes["b"].idle(); got.LeasedBlocks != 0 || int(got.Reserved) != taken {
+					t.Errorf("the destination holds %+v", got)
+				}
+			})
+		})
+	}
+}
+
 // A front that gives up before the plan, or after the end, changes nothing that it should not, and another one goes on.
 func TestHybridGivesUpEarlyAndLate(t *testing.T) {
 	bubble(t, func(t *testing.T) {

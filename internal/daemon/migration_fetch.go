@@ -111,6 +111,8 @@ func (m *migration) reserve(ctx context.Context) (event, error) {
 		var err error
 		pending, err = m.reserveOnce(keys)
 		switch {
+		case isArenaFull(err) && dr.mode == planner.ModeHybrid:
+			return m.keepWhatFits(err)
 		case err != nil:
 			return 0, err
 		case len(dr.wanted) > 0:

@@ -29,6 +29,9 @@ const (
 // front, and waits for the front. What is missing after it is fetched as always: by an engine that has stopped, or because there was none.
 func (m *migration) hybrid(ctx context.Context) (event, error) {
 	dr, h := &m.drive, &m.meeting
+	if err := m.clip(); err != nil {
+		return 0, err
+	}
 	keys := dr.session.Keys[:dr.offer.available]
 	m.claims.begin(dr.engine, m.demand.tenant, keys)
 	here := presentPrefix(dr.engine.arena, m.demand.tenant, keys)
@@ -39,6 +42,9 @@ func (m *migration) hybrid(ctx context.Context) (event, error) {
 	defer func() { dr.transfer += time.Since(started) }()
 	dr.engine.beginLanding(dr.log)
 	if err := m.fetchBack(ctx, keys); err != nil {
+		if isArenaFull(err) && ctx.Err() == nil {
+			return m.keepWhatFits(err)
+		}
 		if err := m.sourceDamaged(ctx, err); err != nil {
 			return 0, err
 		}
@@ -64,6 +70,42 @@ func (m *migration) sourceDamaged(ctx context.Context, err error) error {
 		_, err = m.accuse(ctx, remote, mismatch.u.err)
 	}
 	return err
+}
+
+// clip leaves out the end of a session that is larger than what the arena has room for: both ends bring what fits.
+func (m *migration) clip() error {
+	dr, a, t := &m.drive, m.drive.engine.arena, m.demand.tenant
+	if err := m.holdPresent(dr.session.Keys[:dr.offer.available]); err != nil {
+		return err
+	}
+	room := a.Room(t)
+	for i, k := range dr.session.Keys[:dr.offer.available] {
+		if st, _ := a.Lookup(t, k); st != kvstore.BlockAbsent { // here, or on its way into a slot that it has
+			continue
+		}
+		if room--; room < 0 {
+			dr.failure = failf(ReasonArenaFull, "prefill what is missing, or give the engine a larger arena", "the arena has room for the first %d of the %d blocks", i, len(dr.session.Keys))
+			dr.offer.available, dr.offer.slots = i, dr.offer.slots[:i]
+			return nil
+		}
+	}
+	return nil
+}
+
+func isArenaFull(err error) bool {
+	_, full := errors.AsType[*kvstore.ArenaFullError](err)
+	return full
+}
+
+// keepWhatFits ends a hybrid for which there is no room any more with the prefix that is here.
+func (m *migration) keepWhatFits(cause error) (event, error) {
+	dr := &m.drive
+	if err := m.holdPresent(dr.session.Keys); err != nil {
+		return 0, err
+	}
+	dr.failure = classify(cause)
+	dr.lost = len(dr.session.Keys) - presentPrefix(dr.engine.arena, m.demand.tenant, dr.session.Keys)
+	return evPrefixOnly, nil
 }
 
 // unitError is a unit that failed.
