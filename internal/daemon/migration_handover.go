@@ -49,7 +49,8 @@ const handOverRetry = 50 * time.Millisecond
 // untilAnswered asks until the source answers, which may be a refusal. asked says that an error may hide an answer: the
 // question has left, and the source may have done what it asks.
 func (m *migration) untilAnswered(ctx context.Context) (answer *pb.HandOverAnswer, asked bool, err error) {
-	patience := max(m.d.cfg.Link.ProgressTimeout, m.d.cfg.Migration.CallTimeout)
+	// Time for a question over a connection that is dead, and for one over a fresh one.
+	patience := max(m.d.cfg.Link.ProgressTimeout, m.d.cfg.Migration.CallTimeout+m.d.cfg.Link.ConnectTimeout)
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {

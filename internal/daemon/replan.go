@@ -19,6 +19,8 @@ const (
 	replanMargin = 1.1
 	// replanLooks is how many looks in a row must say so.
 	replanLooks = 3
+	// replanForgives is how often a fetch may stand still and be measured anew: one that does so all the time is slow.
+	replanForgives = 10 * time.Second
 )
 
 // replanner watches a fetch that the planner chose, and gives it up where prefilling what is missing has become the faster way: at
@@ -28,6 +30,11 @@ type replanner struct {
 	m    *migration
 	rate byteRate
 	said int // looks in a row that would give it up
+
+	bytes  int64     // landed at the last look
+	moved  time.Time // when bytes had landed since the look before
+	moving float64   // bytes a second then
+	again  time.Time // when it went on after it had stood still
 }
 
 // replans says that the running fetch may be given up: the planner chose it, and the engine can prefill.
@@ -78,19 +85,33 @@ func (r *replanner) run(ctx context.Context, t *transfer.Transfer) {
 }
 
 // look says what is left of the fetch, and of a recompute instead, seconds. ok is false while the speed is not known. A link that has
-// stopped is as slow as the last seconds were.
+// stopped is taken to stand still for as long again as it has, and to go on as it did; the progress time-out bounds that.
 func (r *replanner) look(now time.Time, p transfer.Progress) (fetch, prefill float64, ok bool) {
 	m := r.m
 	span := max(time.Second, 4*m.rtt())
+	stood := !r.moved.IsZero() && now.Sub(r.moved) > span/2
+	if stood && p.BytesDone > r.bytes && now.Sub(r.again) > replanForgives { // the speed is not that of the time it stood still
+		r.rate, r.again = byteRate{}, now
+	}
 	rate, ok := r.rate.look(now, p.BytesDone, span)
-	if !ok || p.BytesDone == p.BytesTotal {
+	if p.BytesDone > r.bytes {
+		r.bytes, r.moved, stood = p.BytesDone, now, false
+		if ok {
+			r.moving = rate
+		}
+	}
+	if p.BytesDone == p.BytesTotal || !ok && !stood || r.moving == 0 {
 		return 0, 0, false
 	}
 	left := p.BytesTotal - p.BytesDone
 	if p.Queue.Waits {
 		left += p.Queue.Bytes
 	}
-	fetch = float64(left) / max(rate, 1)
+	if stood {
+		fetch = now.Sub(r.moved).Seconds() + float64(left)/max(r.moving, 1)
+	} else {
+		fetch = float64(left) / max(rate, 1)
+	}
 	request := m.drive.inputs.request
 	block := int64(m.drive.engine.layout.BlockTokens)
 	here := int64(presentPrefix(m.drive.engine.arena, m.demand.tenant, m.drive.session.Keys)) * block
