@@ -122,6 +122,9 @@ func load(file string, over daemon.Config, peers []string) (daemon.Config, error
 
 // run serves until ctx ends.
 func run(ctx context.Context, cfg daemon.Config) error {
+	again := make(chan os.Signal, 1) // one that waits is as good as many
+	signal.Notify(again, syscall.SIGHUP)
+	defer signal.Stop(again)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: cfg.Level()}))
 	d, err := daemon.Open(cfg, daemon.Parts{Log: log, Version: version})
 	if err != nil {
@@ -131,9 +134,6 @@ func run(ctx context.Context, cfg daemon.Config) error {
 		}
 		return err
 	}
-	again := make(chan os.Signal, 1) // one that waits is as good as many
-	signal.Notify(again, syscall.SIGHUP)
-	defer signal.Stop(again)
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
