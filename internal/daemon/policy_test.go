@@ -176,6 +176,31 @@ func TestPolicyDeniesEveryPeerCall(t *testing.T) {
 	})
 }
 
+// A peer that refuses to hear of an owner, and names another, is believed only where its region may have the session.
+func TestPolicyAndWordOfOwner(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	bubble(t, func(t *testing.T) {
+		policyOf(t, file, "", "r-c * allow")
+		f := newFleetEdited(t, fast, withPolicy("a", file), "a", "b", "c")
+		ea, a := f.nodes["a"].register("e", testLayout(), 1<<20), f.nodes["a"].d
+		ea.session("s", 2)
+		word := &Failure{Reason: ReasonFenced, Meta: map[string]string{"owner_node_id": "b", "epoch": "7", "repin_seq": "7"}}
+		for _, tc := range []struct {
+			from transfer.PeerID
+			want kvstore.NodeID
+		}{{"b", "a"}, {"stranger", "a"}, {"c", "b"}} {
+			s, err := a.sessions.Get("", "s")
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.believe(tc.from, s, word)
+			if s, err = a.sessions.Get("", "s"); err != nil || s.Owner != tc.want {
+				t.Errorf("by the word of %q the owner is %q, %v; want %q", tc.from, s.Owner, err, tc.want)
+			}
+		}
+	})
+}
+
 // Whoever learns an offer's id can't read by it: it is bound to the peer that it was made to.
 func TestTokenOfAnotherPeer(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -159,12 +159,17 @@ func (d *Daemon) tellPeer(p transfer.PeerID) {
 }
 
 // believe gives a session up to the owner that a peer's refusal names, if that orders above what this node has: then this
-// node's takeover was the stale one. At the same rank only the owner itself is believed: a hand-over to it may be lost.
+// node's takeover was the stale one. At the same rank only the owner itself is believed: a hand-over to it may be lost. A peer whose region
+// may not have the session has no word in it.
 func (d *Daemon) believe(p transfer.PeerID, s kvstore.Session, f *Failure) {
 	owner := kvstore.NodeID(f.Meta["owner_node_id"])
 	epoch, err1 := strconv.ParseUint(f.Meta["epoch"], 10, 64)
 	repin, err2 := strconv.ParseUint(f.Meta["repin_seq"], 10, 64)
 	if !idPattern.MatchString(string(owner)) || owner == d.self || epoch > maxEpoch || err1 != nil || err2 != nil || epoch == s.Epoch && repin == s.RepinSeq && owner != kvstore.NodeID(p) {
+		return
+	}
+	from := transfer.Peer{ID: p, Region: d.links.peers[p].Region} // to which a dialled peer's certificate was held
+	if d.mayPull(from, auditYield, s.Tenant, s.ID) != nil {
 		return
 	}
 	if err := d.sessions.Yield(s.Tenant, s.ID, owner, epoch, repin); err != nil {
