@@ -144,6 +144,7 @@ func TestLetterReclaim(t *testing.T) {
 		req.RepinSeq = 6
 		m := r.handedOver(req)
 		disk := r.crash("b", dir)
+		<-m.done
 		if rep := m.rep; rep.GetOwnership() == moved {
 			t.Errorf("report %v", rep)
 		}
