@@ -88,7 +88,9 @@ func TestHangUpReloads(t *testing.T) {
 	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	wait("reload", func(lines []string) bool { return len(lines) == 2 && has(lines[0], "certificate") && has(lines[1], "policy") })
+	wait("reload", func(lines []string) bool {
+		return len(lines) == 2 && has(lines[0], "certificate") && has(lines[1], "policy")
+	})
 	stop()
 	if err := <-done; err != nil {
 		t.Errorf("the daemon ended with %v", err)
