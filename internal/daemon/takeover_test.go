@@ -120,6 +120,7 @@ func TestTakeoverHandedOn(t *testing.T) {
 		there.RepinSeq, back.RepinSeq, on.RepinSeq = 1, 2, 3
 		back.Takeover, on.SourceHint = true, "a"
 		b.mustEnd(there, committed, "", moved)
+		time.Sleep(3 * time.Second) // b has told a that it has the session, and tells nobody any more
 		f.net.Cut(a.ip, b.ip)
 		f.net.Cut(c.ip, b.ip)
 		a.mustEnd(back, recompute, ReasonPeerUnreachable, moved)
