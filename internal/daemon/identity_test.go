@@ -128,3 +128,27 @@ func TestPeerIsItsCertificate(t *testing.T) {
 		}
 	})
 }
+
+// What the configuration says of policy, audit and users is checked by field, and survives --print-config.
+func TestIdentityConfig(t *testing.T) {
+	c := good()
+	c.Policy, c.AuditLog, c.Listen.AllowUIDs = "/etc/kvferry/policy.yaml", "/var/log/kvferry.audit", []int{0, 4242}
+	if err := c.WithDefaults().Validate(); err != nil {
+		t.Error(err)
+	}
+	y, err := c.YAML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ParseConfig(y); err != nil || got.Policy != c.Policy || got.AuditLog != c.AuditLog || len(got.Listen.AllowUIDs) != 2 || got.Listen.AllowUIDs[1] != 4242 {
+		t.Errorf("read back: %+v, %v", got.Listen, err)
+	}
+	c.Policy, c.AuditLog, c.Listen.AllowUIDs = "policy.yaml", "audit", []int{1, -1}
+	if got := strings.Join(configFields(c.WithDefaults().Validate()), " "); got != "policy audit_log listen.allow_uids[1]" {
+		t.Errorf("fields at fault: %s", got)
+	}
+	c.Policy, c.AuditLog, c.Listen.AllowUIDs = "", "", make([]int, maxListed+1)
+	if got := strings.Join(configFields(c.WithDefaults().Validate()), " "); got != "listen.allow_uids" {
+		t.Errorf("fields at fault: %s", got)
+	}
+}
