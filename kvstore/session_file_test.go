@@ -143,33 +143,61 @@ func TestOpenSessionsBadFiles(t *testing.T) {
 // Somebody truncates the file under a store that is in use: changes are refused, for good, what is known is still told, and the process lives.
 func TestSessionsTruncatedInUse(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "sessions")
-	s := openSessions(t, path, "a")
-	seen := mustPublish(t, s, session(200, 16*200))
-	if err := os.Truncate(path, 0); err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		failed := 0
-		for range 5 {
-			if _, err := s.HandOver(handOver(seen, "m", "b")); err != nil {
-				failed++
+	for name, change := range map[string]func(*kvstore.Sessions, kvstore.Session, kvstore.Forwarded) error{
+		"hand over": func(s *kvstore.Sessions, seen kvstore.Session, _ kvstore.Forwarded) error {
+			_, err := s.HandOver(handOver(seen, "m", "b"))
+			return err
+		},
+		"confirm": func(s *kvstore.Sessions, _ kvstore.Session, f kvstore.Forwarded) error {
+			return s.Confirm([]kvstore.Forwarded{f})
+		},
+		"reclaim": func(s *kvstore.Sessions, _ kvstore.Session, f kvstore.Forwarded) error {
+			_, err := s.Reclaim(f)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "sessions")
+			s := openSessions(t, path, "a")
+			gone := session(200, 16*200)
+			gone.ID = "gone"
+			h := handOver(mustPublish(t, s, gone), "m0", "b")
+			h.Incarnation = "before"
+			if _, err := s.HandOver(h); err != nil {
+				t.Fatal(err)
 			}
-		}
-		if failed == 0 {
-			t.Log("the store wrote its file anew") // all it needed was in its own memory
-		} else if err := s.Writable(seen); err == nil {
-			t.Error("it says that it can be written")
-		}
-		_, _ = s.Get("", "s")
-		_ = s.Close()
-	}()
-	select {
-	case <-done:
-	case <-time.After(time.Minute):
-		t.Fatal("the store hangs")
+			f, ok := s.UnconfirmedOf("", "gone")
+			if !ok {
+				t.Fatal("the hand-over awaits nothing")
+			}
+			seen := mustPublish(t, s, session(200, 16*200))
+			if err := os.Truncate(path, 0); err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				failed := 0
+				for range 5 {
+					if err := change(s, seen, f); err != nil {
+						failed++
+					}
+				}
+				if failed == 0 {
+					t.Log("the store wrote its file anew") // all it needed was in its own memory
+				} else if err := s.Writable(seen); err == nil {
+					t.Error("it says that it can be written")
+				}
+				_, _ = s.Get("", "s")
+				_ = s.Close()
+			}()
+			select {
+			case <-done:
+			case <-time.After(time.Minute):
+				t.Fatal("the store hangs")
+			}
+		})
 	}
 }
 

@@ -121,12 +121,12 @@ func (s *Sessions) storeAll(list []record) error {
 		return nil
 	}
 	if s.db != nil {
-		err := s.db.Update(func(tx *bbolt.Tx) error {
+		err := s.update(func(b *bbolt.Bucket) error {
 			for _, r := range list {
 				v, err := r.encode()
 				if err == nil {
 					k := sessionKey{r.session.Tenant, r.session.ID}
-					err = tx.Bucket(sessionsBucket).Put(k.encode(), v)
+					err = b.Put(k.encode(), v)
 				}
 				if err != nil {
 					return err
