@@ -245,9 +245,11 @@ func (n *node) tryEngine(ctx context.Context) error {
 		_, err := n.engine.Status(ctx)
 		return err
 	})
-	n.mu.Lock()
-	c.expected = false
-	n.mu.Unlock()
+	if err == nil {
+		n.mu.Lock()
+		c.expected = false
+		n.mu.Unlock()
+	}
 	return err
 }
 
