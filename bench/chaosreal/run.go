@@ -127,12 +127,12 @@ func (r *run) begin(ctx context.Context) error {
 	return errors.Join(all...)
 }
 
-// open has a session come about, at the third attempt at the latest: the daemon may be ending by its own faults.
+// open has a session come about, at the sixth attempt at the latest: the daemon may be ending by its own faults.
 func (r *run) open(ctx context.Context, s *session, as seedSession) error {
 	n := r.f.nodes[as.home]
 	for attempt := 1; ; attempt++ {
 		err := s.speak(ctx, n, as.blocks)
-		if err == nil || attempt == 3 || len(r.plan.daemons[as.home]) == 0 {
+		if err == nil || attempt == 6 || len(r.plan.daemons[as.home]) == 0 {
 			return err
 		}
 		r.logf("%s at %s: %v", s.id, n.name, err)

@@ -24,7 +24,7 @@ func (m *migration) handOver(ctx context.Context) (event, error) {
 			m.drive.ownership = pb.Ownership_OWNERSHIP_UNKNOWN
 			return 0, badOffer("handed over with epoch %d after %d, %d stale tokens", answer.GetEpoch(), m.drive.session.Epoch, answer.GetStaleTailTokens())
 		case err == nil && answer.GetMoved():
-			return m.adopt(answer.GetEpoch(), answer.GetStaleTailTokens())
+			return m.adopt(answer)
 		case err == nil:
 			if again, err := m.grew(ctx); err != nil || !again {
 				return evGrown, err
@@ -117,8 +117,8 @@ func (m *migration) grew(ctx context.Context) (again bool, err error) {
 }
 
 // adopt records that this node owns the session.
-func (m *migration) adopt(epoch uint64, stale int64) (event, error) {
-	dr := &m.drive
+func (m *migration) adopt(answer *pb.HandOverAnswer) (event, error) {
+	dr, epoch := &m.drive, answer.GetEpoch()
 	s := dr.session
 	if s.Owner != m.d.self { // else the source has only said again what its record says
 		s.RepinSeq = max(s.RepinSeq, m.demand.repinSeq)
@@ -137,9 +137,12 @@ func (m *migration) adopt(epoch uint64, stale int64) (event, error) {
 		}
 		s, epoch = raised, raised.Epoch
 	}
-	dr.session, dr.epoch, dr.stale, dr.ownership = s, epoch, stale, pb.Ownership_OWNERSHIP_MOVED
+	dr.session, dr.epoch, dr.stale, dr.ownership = s, epoch, answer.GetStaleTailTokens(), pb.Ownership_OWNERSHIP_MOVED
 	m.d.yields.add([]transfer.PeerID{dr.source}, s) // whose answer may be older than what it knows: then it says so
 	m.d.flip(s.Tenant, s.ID, m.d.self, epoch)
+	if !answer.GetSettled() { // before this node is asked for it in turn
+		m.d.yields.add(m.d.links.ids(), s)
+	}
 	if brings(dr.mode) && dr.lost == 0 {
 		return evMovedWarm, nil
 	}

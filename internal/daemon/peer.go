@@ -376,6 +376,8 @@ func (d *Daemon) answerHandOver(ctx context.Context, from transfer.Peer, call *p
 		return nil, err
 	}
 	attrs := joinAttrs(peerAttrs(from), sessionAttrs(tenant, id), []slog.Attr{slog.String("migration_id", clipped(call.GetMigrationId()))})
+	before, _ := d.sessions.Get(tenant, id)
+	settled := before.Owner == d.self && d.yields.settled(tenant, id) // asked again, it is not known any more: nobody here keeps account
 	res, err := d.sessions.HandOver(kvstore.HandOver{
 		Tenant: tenant, ID: id, Migration: call.GetMigrationId(), To: kvstore.NodeID(from.ID), Incarnation: from.Incarnation, Epoch: call.GetEpoch(),
 		Version: call.GetVersion(), Tokens: call.GetTokens(), RepinSeq: call.GetRepinSeq(), AcceptStale: call.GetAcceptStale(),
@@ -398,7 +400,7 @@ func (d *Daemon) answerHandOver(ctx context.Context, from transfer.Peer, call *p
 		d.reclaims.add(f)
 	}
 	d.flip(tenant, id, kvstore.NodeID(from.ID), res.Epoch)
-	return &pb.HandOverAnswer{Moved: true, Epoch: res.Epoch, StaleTailTokens: res.StaleTailTokens}, nil
+	return &pb.HandOverAnswer{Moved: true, Epoch: res.Epoch, StaleTailTokens: res.StaleTailTokens, Settled: settled}, nil
 }
 
 // answerAccuse re-verifies one of our own blocks and drops it when it is bad.

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -135,4 +136,53 @@ func TestTakeoverHandedOn(t *testing.T) {
 		engines["c"].check("", keys)
 		f.settle()
 	})
+}
+
+// A session that was taken over from an owner who was cut off, and then handed over while that one had yet to hear of it: whoever has
+// it in the end tells him. So it is when the one who took it over is gone by then, and over two hand-overs.
+func TestTakenOverAndHandedOn(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		chain []string // from the one who takes it over
+		gone  string   // who ends before the heal; empty: nobody
+	}{
+		{"once", []string{"b", "c"}, ""},
+		{"once, and gone", []string{"b", "c"}, "b"},
+		{"twice", []string{"b", "c", "b"}, ""},
+		{"twice, and gone", []string{"b", "c", "b"}, "c"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFleet(t, fast, "a", "b", "c")
+				ea := f.nodes["a"].register("e", testLayout(), 1<<20)
+				ea.session("s", 4)
+				for _, n := range []string{"b", "c"} {
+					f.nodes[n].register("e", testLayout(), 1<<20)
+					f.net.Cut(f.nodes["a"].ip, f.nodes[n].ip)
+				}
+				for i, n := range c.chain {
+					req := auto("s")
+					req.RequestId, req.RepinSeq, req.Takeover = n+strconv.Itoa(i), uint64(5+i), i == 0
+					if i > 0 {
+						req.SourceHint = c.chain[i-1]
+					}
+					if rep, _, err := f.nodes[n].migrate(req); err != nil || rep.GetOwnership() != moved {
+						t.Fatalf("to %s: %v, %v", n, err, rep)
+					}
+				}
+				if c.gone != "" {
+					f.nodes[c.gone].stop()
+				}
+				for _, n := range []string{"b", "c"} {
+					f.net.Heal(f.nodes["a"].ip, f.nodes[n].ip)
+				}
+				time.Sleep(2 * time.Minute)
+				last := c.chain[len(c.chain)-1]
+				s, err := f.nodes["a"].d.sessions.Get("", "s")
+				if err != nil || string(s.Owner) != last {
+					t.Errorf("the owner of before says that %q owns it (%v), want %q", s.Owner, err, last)
+				}
+			})
+		})
+	}
 }

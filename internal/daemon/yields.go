@@ -53,6 +53,18 @@ func (y *yields) add(peers []transfer.PeerID, s kvstore.Session) {
 	}
 }
 
+// settled reports whether every peer has heard that this node owns the session.
+func (y *yields) settled(t kvstore.Tenant, id kvstore.SessionID) bool {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	for _, sessions := range y.mu.pending {
+		if _, waits := sessions[sessionKey{t, id}]; waits {
+			return false
+		}
+	}
+	return true
+}
+
 // due are the peers to be told something now.
 func (y *yields) due(now time.Time) []transfer.PeerID {
 	var out []transfer.PeerID

@@ -1070,8 +1070,11 @@ type HandOverAnswer struct {
 	Grown *Session `protobuf:"bytes,3,opt,name=grown,proto3" json:"grown,omitempty"`
 	// Tokens the session had grown by when ownership moved all the same.
 	StaleTailTokens int64 `protobuf:"varint,4,opt,name=stale_tail_tokens,json=staleTailTokens,proto3" json:"stale_tail_tokens,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Every peer of the node knows that it owned the session. Where it has taken the session over and some peer has yet to hear of
+	// that, it is false, and the new owner tells its peers that it owns it: one of them may still think that it does.
+	Settled       bool `protobuf:"varint,5,opt,name=settled,proto3" json:"settled,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HandOverAnswer) Reset() {
@@ -1130,6 +1133,13 @@ func (x *HandOverAnswer) GetStaleTailTokens() int64 {
 		return x.StaleTailTokens
 	}
 	return 0
+}
+
+func (x *HandOverAnswer) GetSettled() bool {
+	if x != nil {
+		return x.Settled
+	}
+	return false
 }
 
 // AccuseCall says that a page of an offered block does not verify.
@@ -1528,12 +1538,13 @@ const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\aversion\x18\x04 \x01(\x04R\aversion\x12\x16\n" +
 	"\x06tokens\x18\x05 \x01(\x03R\x06tokens\x12\x1b\n" +
 	"\trepin_seq\x18\x06 \x01(\x04R\brepinSeq\x12!\n" +
-	"\faccept_stale\x18\a \x01(\bR\vacceptStale\"\x93\x01\n" +
+	"\faccept_stale\x18\a \x01(\bR\vacceptStale\"\xad\x01\n" +
 	"\x0eHandOverAnswer\x12\x14\n" +
 	"\x05moved\x18\x01 \x01(\bR\x05moved\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12)\n" +
 	"\x05grown\x18\x03 \x01(\v2\x13.kvferry.v1.SessionR\x05grown\x12*\n" +
-	"\x11stale_tail_tokens\x18\x04 \x01(\x03R\x0fstaleTailTokens\"P\n" +
+	"\x11stale_tail_tokens\x18\x04 \x01(\x03R\x0fstaleTailTokens\x12\x18\n" +
+	"\asettled\x18\x05 \x01(\bR\asettled\"P\n" +
 	"\n" +
 	"AccuseCall\x12\x19\n" +
 	"\boffer_id\x18\x01 \x01(\fR\aofferId\x12'\n" +
