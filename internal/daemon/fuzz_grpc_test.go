@@ -194,35 +194,35 @@ func (x *target) names(m protoreflect.MethodDescriptor, body []byte) []byte {
 // within is what an answer may take: a second, and what a busy machine adds.
 const within = 10 * time.Second
 
-// call makes one call and returns its status.
-func (x *target) call(m protoreflect.MethodDescriptor, body []byte) (error, time.Duration) {
+// call makes one call and returns how long it took and its status.
+func (x *target) call(m protoreflect.MethodDescriptor, body []byte) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	name, began := fmt.Sprintf("/%s/%s", m.Parent().FullName(), m.Name()), time.Now()
 	var out []byte
 	if !m.IsStreamingServer() {
-		err := x.conn.Invoke(ctx, name, &body, &out, grpc.ForceCodecV2(rawCodec{}))
-		return err, time.Since(began)
+		err = x.conn.Invoke(ctx, name, &body, &out, grpc.ForceCodecV2(rawCodec{}))
+		return time.Since(began), err
 	}
 	stream, err := x.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, name, grpc.ForceCodecV2(rawCodec{}))
 	if err != nil {
-		return err, time.Since(began)
+		return time.Since(began), err
 	}
-	if err := errors.Join(stream.SendMsg(&body), stream.CloseSend()); err != nil {
-		return err, time.Since(began)
+	if err = errors.Join(stream.SendMsg(&body), stream.CloseSend()); err != nil {
+		return time.Since(began), err
 	}
 	if m.Name() == "Events" { // it goes on for ever when it begins
-		if _, err := stream.Header(); err != nil {
-			return err, time.Since(began)
+		if _, err = stream.Header(); err != nil {
+			return time.Since(began), err
 		}
 		time.AfterFunc(time.Millisecond, cancel)
 	}
 	for {
-		if err := stream.RecvMsg(&out); err != nil {
+		if err = stream.RecvMsg(&out); err != nil {
 			if errors.Is(err, io.EOF) {
 				err = nil
 			}
-			return err, time.Since(began)
+			return time.Since(began), err
 		}
 	}
 }
@@ -325,7 +325,7 @@ func FuzzServices(f *testing.F) {
 		if named {
 			body = x.names(m, body)
 		}
-		err, took := x.call(m, body)
+		took, err := x.call(m, body)
 		st := status.Convert(err)
 		switch code := st.Code(); {
 		case took >= within:
