@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"log/slog"
 	"math"
 	"strconv"
 	"time"
@@ -130,6 +131,9 @@ func (d *Daemon) replicationDemand(q demand, req *pb.MigrateRequest) (demand, er
 	if len(q.tenant) > 128 {
 		return q, invalid("session.tenant", len(q.tenant), "at most 128 bytes")
 	}
+	if !printable(string(q.tenant)) {
+		return q, invalid("session.tenant", strconv.QuoteToASCII(string(q.tenant)), "UTF-8 without control characters")
+	}
 	q.fingerprint, err = fingerprint(req)
 	return q, err
 }
@@ -161,6 +165,9 @@ func (s *migrationService) Migrate(req *pb.MigrateRequest, stream pb.MigrationSe
 	m, err := s.d.migrations.start(s.d, q)
 	if err != nil {
 		return err
+	}
+	if err := s.d.mayHold(q.tenant); err != nil { // a policy that came into force meanwhile has not seen it
+		m.cancel(err)
 	}
 	ctx := stream.Context()
 	var sentPlan bool
@@ -302,6 +309,9 @@ func (s *migrationService) CancelMigration(ctx context.Context, req *pb.CancelMi
 	if err != nil {
 		return nil, err
 	}
+	who, _ := callerOf(ctx) // findFor has read it
+	s.d.audit.grant(auditMigrate, who.name(), joinAttrs(who.attrs(), sessionAttrs(m.demand.tenant, m.demand.session),
+		[]slog.Attr{slog.String("migration_id", m.id), slog.String("request_id", m.demand.requestID), slog.String("act", "cancel")})...)
 	m.cancel(errCancelled)
 	select {
 	case <-m.done:

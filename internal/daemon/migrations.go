@@ -48,7 +48,11 @@ func (t *migrations) start(d *Daemon, q demand) (*migration, error) {
 	defer t.mu.Unlock()
 	if old := t.mu.byRequest[q.requestID]; old != nil {
 		if old.demand.fingerprint != q.fingerprint {
-			return nil, failf(ReasonRequestMismatch, "use a new request_id, or repeat the request unchanged", "request_id %q was used with other parameters", q.requestID).with("migration_id", old.id)
+			f := failf(ReasonRequestMismatch, "use a new request_id, or repeat the request unchanged", "request_id %q was used with other parameters", q.requestID)
+			if old.demand.tenant != q.tenant { // who asks may not see it
+				return nil, f
+			}
+			return nil, f.with("migration_id", old.id)
 		}
 		return old, nil
 	}

@@ -172,6 +172,12 @@ func (d *Daemon) offerTo(from transfer.Peer, call *pb.OfferCall) (*pb.OfferAnswe
 		return nil, err
 	}
 	answer, err := d.answerOffer(from, call)
+	if err == nil { // a policy that came into force meanwhile has not seen the offer
+		if err = d.mayPull(from, auditOffer, tenant, id); err != nil {
+			_ = d.offers.end(answer.GetOfferId(), from.ID) // there is none in a dry run
+			return nil, err
+		}
+	}
 	if call.GetDryRun() && err == nil {
 		return answer, nil
 	}

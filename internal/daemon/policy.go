@@ -156,10 +156,10 @@ func (d *Daemon) enforce() {
 	}
 }
 
-// permitRead binds a read to the peer that the offer was made to.
+// permitRead binds a read to the peer that the offer was made to, as its certificate then said that it is.
 func (d *Daemon) permitRead(from transfer.Peer, token []byte) error {
 	of, err := d.offers.find(token, "")
-	if err == nil && of.peer != from.ID {
+	if err == nil && (of.peer != from.ID || of.region != from.Region) {
 		err = failf(ReasonPermission, "read by an offer of this node's own", "the offer was made to another node")
 		d.audit.refuse(auditRead, string(from.ID), err, peerAttrs(from)...)
 		return peerFailure(err)

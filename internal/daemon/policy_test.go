@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -246,7 +247,18 @@ func TestTokenOfAnotherPeer(t *testing.T) {
 		if f := classify(read(nil)); f.Reason == ReasonInternal {
 			t.Errorf("a read without an offer: %v", f)
 		}
-		wantSamples(t, f.nodes["a"].samples(), map[string]float64{`kvferry_audit_lines_total{decision="refused",event="read"}`: 1, `kvferry_egress_served_bytes_total{peer="c"}`: 0})
+		for region, want := range map[string]Reason{"r-b": "", "r-x": ReasonPermission} { // the same node, by another certificate
+			err := f.nodes["a"].d.permitRead(transfer.Peer{ID: "b", Region: region}, of.GetOfferId())
+			if want == "" && err != nil {
+				t.Errorf("a read by the offer's own peer: %v", err)
+			} else if want != "" {
+				re, ok := errors.AsType[*transfer.RemoteError](err)
+				if !ok || failureFromDetails(re).Reason != want {
+					t.Errorf("a read by the peer with a certificate of region %s: %v, want %s", region, err, want)
+				}
+			}
+		}
+		wantSamples(t, f.nodes["a"].samples(), map[string]float64{`kvferry_audit_lines_total{decision="refused",event="read"}`: 2, `kvferry_egress_served_bytes_total{peer="c"}`: 0})
 	})
 }
 

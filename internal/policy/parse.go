@@ -8,7 +8,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/lexer"
+	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
 )
 
@@ -47,6 +49,9 @@ func Parse(data []byte) (*Policy, error) {
 		return nil, &FieldError{"file", "other bytes", "UTF-8"}
 	}
 	if err := plain(data); err != nil {
+		return nil, err
+	}
+	if err := quoted(data); err != nil {
 		return nil, err
 	}
 	var p Policy
@@ -90,6 +95,45 @@ func plain(data []byte) error {
 		}
 	}
 	return nil
+}
+
+// quoted refuses list entries that YAML takes for something else than text: a tenant 007 would become "7", and an entry that was left
+// empty the default tenant.
+func quoted(data []byte) error {
+	f, err := parser.ParseBytes(data, 0)
+	if err != nil {
+		return fmt.Errorf("policy: %w", err)
+	}
+	var u unquoted
+	for _, doc := range f.Docs {
+		if doc.Body != nil {
+			ast.Walk(&u, doc.Body)
+		}
+	}
+	return errors.Join(u.errs...)
+}
+
+// unquoted collects such entries.
+type unquoted struct{ errs []error }
+
+// Visit looks at lists.
+func (u *unquoted) Visit(n ast.Node) ast.Visitor {
+	list, ok := n.(*ast.SequenceNode)
+	if !ok {
+		return u
+	}
+	for _, v := range list.Values {
+		switch v.Type() {
+		case ast.NullType, ast.IntegerType, ast.FloatType, ast.BoolType, ast.InfinityType, ast.NanType:
+			line := 0
+			if t := v.GetToken(); t != nil && t.Position != nil {
+				line = t.Position.Line
+			}
+			u.errs = append(u.errs, &FieldError{fmt.Sprintf("line %d", line), fmt.Sprintf("%.32q", v.String()), `text: put names that look like numbers, true, false or null in quotes, and write "" for the default tenant`})
+		default:
+		}
+	}
+	return u
 }
 
 var namePattern = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,64}$`)

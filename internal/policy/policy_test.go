@@ -37,6 +37,27 @@ func mustParse(t *testing.T, text string) *Policy {
 	return p
 }
 
+// What YAML takes for a number or for nothing is no name: a tenant 007 would be "7", and an entry left empty the default tenant.
+func TestParseRefusesWhatIsNotText(t *testing.T) {
+	const file = "version: 1\nrules:\n  - name: x\n    regions: [%s]\n    tenants: %s\n    decision: deny\n"
+	for _, entry := range []string{"007", "0x10", "1_000", "1.0", "1.50", "+1", "0o17", "null", "~", "true", ".inf"} {
+		for _, text := range []string{fmt.Sprintf(file, "eu", "["+entry+"]"), fmt.Sprintf(file, entry, "[a]"), fmt.Sprintf(file, "eu", "\n      - "+entry)} {
+			if p, err := Parse([]byte(text)); err == nil {
+				t.Errorf("%q is taken as %q", entry, p.Rules[0])
+			} else if !strings.Contains(err.Error(), "in quotes") {
+				t.Errorf("%q: %v, want how to write it", entry, err)
+			}
+		}
+		p, err := Parse(fmt.Appendf(nil, file, "eu", `["`+entry+`"]`))
+		if err != nil || p.Rules[0].Tenants[0] != entry {
+			t.Errorf("%q in quotes: %+v, %v", entry, p, err)
+		}
+	}
+	if p, err := Parse(fmt.Appendf(nil, file, "eu", "\n      -\n      - a")); err == nil {
+		t.Errorf("an empty entry is taken as %q", p.Rules[0].Tenants)
+	}
+}
+
 // The first rule that matches decides, and what none matches is denied.
 func TestPull(t *testing.T) {
 	p := mustParse(t, example)
