@@ -87,7 +87,7 @@ func classifyStore(err error) *Failure {
 	}
 	for _, disk := range []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO} {
 		if errors.Is(err, disk) {
-			return failf(ReasonStorage, "free space in state_dir, or make it writable; nothing was handed over", "%v", err)
+			return failf(ReasonStorage, "free space in state_dir, or make it writable, then migrate again; ownership says whether it has moved", "%v", err)
 		}
 	}
 	for _, row := range []struct {

@@ -131,16 +131,19 @@ func suspect(link *transfer.Link) {
 	}
 }
 
-// callNode makes one call that may be made twice, over the live link to a node or a fresh one. A link that ends under
-// the call, or turns out to be dead, is replaced once.
+// maxCallRepeats is how often callNode repeats a call: the first time it may meet what is left of a link to an earlier process.
+const maxCallRepeats = 2
+
+// callNode makes one call that may be made several times, over the live link to a node or a fresh one. It is repeated when its link ends
+// under it or turns out to be dead, and when the connection that carried it does.
 func (d *Daemon) callNode(ctx context.Context, id transfer.PeerID, req *pb.PeerRequest) (*transfer.Link, *pb.PeerResponse, error) {
-	for again := false; ; again = true {
+	for n := 0; ; n++ {
 		link, err := d.links.get(ctx, id)
 		if err != nil {
 			return nil, nil, err
 		}
 		resp, err := d.callPeer(ctx, link, req)
-		if err == nil || again || ctx.Err() != nil || link.Err() == nil {
+		if err == nil || n == maxCallRepeats || ctx.Err() != nil || link.Err() == nil && !errors.Is(err, transfer.ErrAnswerLost) {
 			return link, resp, err
 		}
 	}
