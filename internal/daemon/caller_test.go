@@ -88,6 +88,12 @@ func TestCallersOverTCP(t *testing.T) {
 			want("plan kept", tc.observe, ReasonMigrationNotFound, err)
 			_, err = mig.CancelMigration(t.Context(), &pb.CancelMigrationRequest{RequestId: "first-" + tc.tenant})
 			want("cancel", tc.migrates, ReasonMigrationNotFound, err)
+			first, err := x.a.mig.GetMigration(t.Context(), &pb.GetMigrationRequest{RequestId: "first-" + tc.tenant})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = mig.ClaimPrefill(t.Context(), &pb.ClaimPrefillRequest{MigrationId: first.GetMigration().GetMigrationId(), WantBlocks: 1})
+			want("claim", tc.migrates, ReasonMigrationNotFound, err)
 			req := request("t-" + tc.tenant)
 			req.Session.Tenant = tc.tenant
 			_, err = mig.Plan(t.Context(), &pb.PlanRequest{Migrate: req})

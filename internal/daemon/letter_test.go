@@ -248,6 +248,36 @@ func TestLetterNoReclaim(t *testing.T) {
 	})
 }
 
+// A new process at the new owner that is just fetching the session is not taken for one that knows nothing of it: the source waits for
+// how that ends.
+func TestLetterNoReclaimUnderMigration(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, slow, nil)
+		keys := r.ea.session("s", 64)
+		// The hand-over that an earlier process of b's was given, and died with.
+		s, err := r.a.d.sessions.Get("", "s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.a.d.sessions.HandOver(kvstore.HandOver{ID: "s", Migration: "lost", To: "b", Incarnation: "dead", Epoch: s.Epoch, Version: s.Version}); err != nil {
+			t.Fatal(err)
+		}
+		f, awaits := r.a.d.sessions.UnconfirmedOf("", "s")
+		if !awaits {
+			t.Fatal("the hand-over awaits no confirmation")
+		}
+		run := r.b.begin(request("s"))
+		run.landed(8192)
+		r.a.d.reclaims.add(f)
+		wantReport(t, run.end(), committed, "", moved)
+		time.Sleep(3 * time.Minute)
+		r.wantOwner("s", "b")
+		wantSamples(t, r.a.samples(), map[string]float64{"kvferry_peer_reclaimed_sessions_total": 0})
+		r.eb.check("", keys)
+		r.settle()
+	})
+}
+
 // A new process that is asked for the session again gets it or leaves it to the source, and nobody ends up with two owners:
 // the caller's report is what the directories say.
 func TestLetterAskedAgainByNewProcess(t *testing.T) {

@@ -19,7 +19,10 @@ import (
 
 // dialAs connects to the node's socket as another user, of a group of its own: the kernel keeps who connected, so it takes a thread and no
 // process.
-func (n *realNode) dialAs(uid int) *grpc.ClientConn {
+func (n *realNode) dialAs(uid int) *grpc.ClientConn { return n.dialIn(uid, uid) }
+
+// dialIn is dialAs with a group of another number.
+func (n *realNode) dialIn(uid, gid int) *grpc.ClientConn {
 	n.t.Helper()
 	type dialled struct {
 		net.Conn
@@ -29,8 +32,7 @@ func (n *realNode) dialAs(uid int) *grpc.ClientConn {
 		done := make(chan dialled, 1) // it is taken
 		go func() {
 			runtime.LockOSThread() // the thread ends with the goroutine: nothing else may run as this user
-			id := uintptr(uid)
-			for _, call := range [][4]uintptr{{unix.SYS_SETGROUPS}, {unix.SYS_SETRESGID, ^uintptr(0), id, ^uintptr(0)}, {unix.SYS_SETRESUID, ^uintptr(0), id, ^uintptr(0)}} {
+			for _, call := range [][4]uintptr{{unix.SYS_SETGROUPS}, {unix.SYS_SETRESGID, ^uintptr(0), uintptr(gid), ^uintptr(0)}, {unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)}} {
 				if _, _, errno := unix.RawSyscall(call[0], call[1], call[2], call[3]); errno != 0 {
 					done <- dialled{err: errno}
 					return
@@ -63,10 +65,10 @@ func TestAllowUIDs(t *testing.T) {
 	n := newRealNode(t, func(c *Config, _ *Parts) { c.Listen.AllowUIDs = []int{4242} })
 	n.openSocket()
 	for _, tc := range []struct {
-		uid int
-		ok  bool
-	}{{0, true}, {4242, true}, {65534, false}} {
-		conn := n.dialAs(tc.uid)
+		uid, gid int
+		ok       bool
+	}{{0, 0, true}, {4242, 4242, true}, {65534, 4242, false}} { // a group of that number is no user
+		conn := n.dialIn(tc.uid, tc.gid)
 		check := func(what string, err error) {
 			t.Helper()
 			if !tc.ok {
