@@ -293,7 +293,7 @@ func (d *Daemon) endOffer(ctx context.Context, link *transfer.Link, id []byte) {
 		defer cancel()
 		req := &pb.PeerRequest{Call: &pb.PeerRequest_EndOffer{EndOffer: &pb.EndOfferCall{OfferId: id}}}
 		_, err := d.callPeer(ctx, link, req)
-		if err != nil && link.Err() != nil && !d.isClosing() { // the source may be there all the same
+		if err != nil && (link.Err() != nil || errors.Is(err, transfer.ErrAnswerLost)) && !d.isClosing() { // the source may be there all the same
 			_, _, err = d.callNode(ctx, link.Peer().ID, req)
 		}
 		if err != nil {

@@ -131,19 +131,28 @@ func suspect(link *transfer.Link) {
 	}
 }
 
-// maxCallRepeats is how often callNode repeats a call: the first time it may meet what is left of a link to an earlier process.
-const maxCallRepeats = 2
+// maxLost bounds how often a call is made again because the connection under it broke. A peer that was restarted resets each of a
+// link's connections when it is used, until one that is dialled instead shows that it is another process.
+const maxLost = 16
 
-// callNode makes one call that may be made several times, over the live link to a node or a fresh one. It is repeated when its link ends
-// under it or turns out to be dead, and when the connection that carried it does.
+// callNode makes one call that may be made several times, over the live link to a node or a fresh one. A link that ends under
+// the call, or turns out to be dead, is replaced once; one that has lost a connection carries the call over the next.
 func (d *Daemon) callNode(ctx context.Context, id transfer.PeerID, req *pb.PeerRequest) (*transfer.Link, *pb.PeerResponse, error) {
-	for n := 0; ; n++ {
+	replaced := false
+	for lost := 0; ; {
 		link, err := d.links.get(ctx, id)
 		if err != nil {
 			return nil, nil, err
 		}
 		resp, err := d.callPeer(ctx, link, req)
-		if err == nil || n == maxCallRepeats || ctx.Err() != nil || link.Err() == nil && !errors.Is(err, transfer.ErrAnswerLost) {
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return link, resp, err
+		case link.Err() != nil && !replaced:
+			replaced = true
+		case errors.Is(err, transfer.ErrAnswerLost) && lost < maxLost:
+			lost++
+		default:
 			return link, resp, err
 		}
 	}

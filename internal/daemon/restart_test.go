@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"context"
+	"crypto/tls"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -100,28 +102,41 @@ func TestRestartMidTransfer(t *testing.T) {
 }
 
 // A source that dies without a word and comes back at the same address: its peers' connections are dead and do not know
-// it. The next migration finds out and works.
+// it, each of several. The next migration finds out and works.
 func TestCrashOfSource(t *testing.T) {
-	dir := t.TempDir()
-	bubble(t, func(t *testing.T) {
-		r := newRig(t, fast, onDisk(dir))
-		keys := r.ea.session("s", 8)
-		r.b.mustEnd(request("nobody"), failed, ReasonSessionNotFound, unmoved) // connects
-		r.cut()                                                                // nobody hears it die
-		r.a.stop()
-		r.heal()
-		r.a = r.addNode(0)
-		r.ea = r.a.register("e", testLayout(), 4<<20)
-		r.ea.write("", keys)
-		started := time.Now()
-		r.b.mustEnd(request("s"), committed, "", moved)
-		if d := time.Since(started); d > 8*time.Second {
-			t.Errorf("the dead link held the migration up for %v", d)
-		}
-		r.eb.check("", keys)
-		r.wantOwner("s", "b")
-		r.settle()
-	})
+	for _, stripes := range []int{1, 2, 8} {
+		t.Run(fmt.Sprint(stripes), func(t *testing.T) {
+			dir := t.TempDir()
+			bubble(t, func(t *testing.T) {
+				certificates := map[string]*tls.Config{} // the same ones after the restart: it resets connections from before
+				r := newRig(t, fast, func(name string, c *Config, p *Parts) {
+					onDisk(dir)(name, c, p)
+					c.Link.Stripes = stripes
+					if certificates[name] == nil {
+						certificates[name] = p.TLS
+					}
+					p.TLS = certificates[name]
+				})
+				keys := r.ea.session("s", 8)
+				r.b.mustEnd(request("nobody"), failed, ReasonSessionNotFound, unmoved) // connects
+				time.Sleep(time.Second)                                                // all of them
+				r.cut()                                                                // nobody hears it die
+				r.a.stop()
+				r.heal()
+				r.a = r.addNode(0)
+				r.ea = r.a.register("e", testLayout(), 4<<20)
+				r.ea.write("", keys)
+				started := time.Now()
+				r.b.mustEnd(request("s"), committed, "", moved)
+				if d := time.Since(started); d > 3*time.Second {
+					t.Errorf("the dead link held the migration up for %v", d)
+				}
+				r.eb.check("", keys)
+				r.wantOwner("s", "b")
+				r.settle()
+			})
+		})
+	}
 }
 
 // A node of another CA is refused, on both sides, with what to do about it.
