@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +22,16 @@ func TestBrokenArenaIsReplaced(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.b.mustEnd(request("s"), failed, ReasonArenaFault, unmoved)
+			st, err := r.a.region.Status(context.Background(), &pb.StatusRequest{})
+			if err != nil || !st.GetArenas()[0].GetBroken() {
+				t.Errorf("status does not say that the arena is broken: %v, %v", st.GetArenas(), err)
+			}
+		},
+		"untouched": func(t *testing.T, r *rig, _ [][]byte) {
+			if err := os.Truncate(r.ea.reg.GetArenaPath(), 0); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(3 * time.Second)
 			st, err := r.a.region.Status(context.Background(), &pb.StatusRequest{})
 			if err != nil || !st.GetArenas()[0].GetBroken() {
 				t.Errorf("status does not say that the arena is broken: %v, %v", st.GetArenas(), err)

@@ -269,6 +269,7 @@ func (d *Daemon) sweep() {
 			}
 			for _, e := range d.engines.list() {
 				e.arena.ExpireLeases(now)
+				d.lookAtArena(e)
 			}
 			d.audit.sweep(now)
 			d.links.counters.observe()

@@ -166,6 +166,17 @@ func (e *engine) replaceable(l kvstore.Layout) string {
 	return ""
 }
 
+// lookAtArena finds out that somebody has truncated or removed an arena's file, before anybody touches the memory: status, metrics and the log say so.
+func (d *Daemon) lookAtArena(e *engine) {
+	if e.arena.Stats().Broken {
+		return
+	}
+	if err := e.arena.CheckFile(); errors.Is(err, kvstore.ErrArenaFault) {
+		d.log.LogAttrs(context.Background(), slog.LevelError, "an arena's memory is gone: its engine gets another when it registers again", slog.String("engine_id", e.id),
+			slog.String("arena", e.arena.Path()), slog.Any("error", err))
+	}
+}
+
 // retire takes an engine out of the registry and closes its arena. What still uses it fails.
 func (r *engines) retire(e *engine) error {
 	r.forget(e)

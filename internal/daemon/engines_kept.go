@@ -47,12 +47,18 @@ func (r *engines) sweepKept(now time.Time) {
 
 // dropKeptLocked removes those of this node's arenas without a process that keep does not want. r.opening is held.
 func (r *engines) dropKeptLocked(keep func(kvstore.KeptArena) bool) {
+	nameless := map[string]bool{}
 	removed, kept, err := kvstore.RemoveStaleArenas(r.cfg.Dir, r.prefix(), func(k kvstore.KeptArena) bool {
+		nameless[k.Path] = k.Identity == ""
 		// Another node's name may begin with this one's.
 		node, _, ok := strings.Cut(k.Identity, "/")
 		return ok && (node != r.node || keep(k))
 	})
 	for _, path := range removed {
+		if nameless[path] && r.cfg.Keep >= 0 {
+			r.log.LogAttrs(context.Background(), slog.LevelWarn, "removed what an earlier start left and nobody can take over: the arena or its index is missing or damaged", slog.String("arena", path))
+			continue
+		}
 		r.log.LogAttrs(context.Background(), slog.LevelInfo, "removed an arena that no engine has registered for", slog.String("arena", path))
 	}
 	if err != nil { // the memory is missed, nothing else

@@ -287,6 +287,13 @@ func (m *migration) state() state {
 	return m.mu.state
 }
 
+// ending is the report; nil: there is none yet.
+func (m *migration) ending() *pb.MigrationReport {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.mu.report
+}
+
 // snapshot is m as it stands, and a channel that closes at the next change.
 func (m *migration) snapshot() (*pb.Migration, <-chan struct{}) {
 	m.mu.Lock()
