@@ -112,6 +112,7 @@ func TestHostileOffer(t *testing.T) {
 		{"another session", func(a *pb.OfferAnswer) { a.Session.Ref.SessionId = "v" }},
 		{"another tenant", func(a *pb.OfferAnswer) { a.Session.Ref.Tenant = "victim"; a.Session.OwnerNodeId = "b" }},
 		{"endless keys", func(a *pb.OfferAnswer) { a.KeysTotal = 1 << 31 }},
+		{"keys that trickle", func(a *pb.OfferAnswer) { a.KeysTotal = maxSessionKeys }},
 		{"parts without keys", func(a *pb.OfferAnswer) {
 			a.KeysTotal = 3
 			a.Session.BlockKeys = nil
@@ -130,7 +131,11 @@ func TestHostileOffer(t *testing.T) {
 				}, &ended)
 				h.eb.write("victim", chain("v", 2))
 				h.eb.publish("victim", "v", chain("v", 2), 40)
+				began := time.Now()
 				rep := h.b.mustEnd(request("s"), failed, ReasonVersionMismatch, unmoved)
+				if took := time.Since(began); took > time.Second {
+					t.Errorf("it took %v to see that", took)
+				}
 				if !strings.Contains(rep.GetMessage(), "offer makes no sense") {
 					t.Errorf("message %s", rep.GetMessage())
 				}
@@ -145,6 +150,67 @@ func TestHostileOffer(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Whatever a source answers to an offer and a hand-over: the migration ends in time with a reason that is no bug's, nobody else's session is
+// touched, and nothing of what was never sent is there.
+func FuzzSourceAnswer(f *testing.F) {
+	for _, offer := range []*pb.OfferAnswer{
+		{},
+		{Slots: []*pb.SlotRef{{Slot: 1 << 31, Generation: 1 << 31}}, BlocksAvailable: 1},
+		{KeysTotal: 1 << 20, MaxRate: 1 << 62, EgressBacklogBytes: 1 << 62, LeaseTtl: durationpb.New(1<<63 - 1)},
+		{Session: &pb.Session{Ref: &pb.SessionRef{Tenant: "victim", SessionId: "v"}, Epoch: 1<<64 - 1, Version: 1<<64 - 1, RepinSeq: 1<<64 - 1, Tokens: 1<<63 - 1}},
+		{Layout: testLayout(), MemoryId: 1<<32 - 1, StrideBytes: 1<<63 - 1},
+	} {
+		for _, hand := range []*pb.HandOverAnswer{{}, {Moved: true, Epoch: 2}, {Moved: true, Epoch: 1<<64 - 1, StaleTailTokens: -1}, {Grown: &pb.Session{}, Epoch: 7}} {
+			a, err1 := proto.Marshal(offer)
+			b, err2 := proto.Marshal(hand)
+			if err1 != nil || err2 != nil {
+				f.Fatal(err1, err2)
+			}
+			f.Add(true, a, b)
+			f.Add(false, a, b)
+		}
+	}
+	f.Fuzz(func(t *testing.T, sane bool, offer, hand []byte) {
+		var given pb.OfferAnswer
+		var moved pb.HandOverAnswer
+		if proto.Unmarshal(offer, &given) != nil || proto.Unmarshal(hand, &moved) != nil {
+			return
+		}
+		bubble(t, func(t *testing.T) {
+			ended := 0
+			h := newHostile(t, func(h *hostile) *pb.OfferAnswer {
+				a := &pb.OfferAnswer{}
+				if sane {
+					a = h.sane(chain("s", 2))
+				}
+				proto.Merge(a, &given)
+				return a
+			}, &ended)
+			h.hand = func() *pb.HandOverAnswer { return proto.CloneOf(&moved) }
+			h.eb.write("victim", chain("v", 2))
+			h.eb.publish("victim", "v", chain("v", 2), 40)
+			rep, _, err := h.b.migrate(request("s"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r := Reason(rep.GetCode()); r == ReasonInternal {
+				t.Errorf("it ends by %s: %s", r, rep.GetMessage())
+			}
+			if n := rep.GetBlocksMoved(); n != 0 {
+				t.Errorf("%d blocks moved, and none was sent", n)
+			}
+			s, err := h.b.d.sessions.Get("victim", "v")
+			if err != nil || s.Owner != "b" || s.Epoch != 1 || len(s.Keys) != 2 {
+				t.Errorf("the victim's record is %+v: %v", s, err)
+			}
+			if n := len(h.b.d.sessions.List()); n > 2 {
+				t.Errorf("%d records", n)
+			}
+			h.f.settle()
+		})
+	})
 }
 
 // A session whose description does not fit one answer moves all the same, part by part.

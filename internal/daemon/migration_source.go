@@ -212,7 +212,11 @@ func (m *migration) askOffer(ctx context.Context) error {
 	if whole.GetKeysTotal() > maxSessionKeys {
 		return badOffer("%d keys", whole.GetKeysTotal())
 	}
-	for s := whole.GetSession(); len(s.GetBlockKeys()) < int(whole.GetKeysTotal()); {
+	for s, parts := whole.GetSession(), 1; len(s.GetBlockKeys()) < int(whole.GetKeysTotal()); parts++ {
+		if n := len(s.GetBlockKeys()); n < parts*partKeys {
+			m.d.endOffer(ctx, m.drive.link, whole.GetOfferId())
+			return badOffer("%d of %d keys in %d parts", n, whole.GetKeysTotal(), parts)
+		}
 		call.OfferId, call.First = whole.GetOfferId(), uint32(len(s.GetBlockKeys()))
 		part, err := m.callOffer(ctx, call)
 		if err != nil {
@@ -221,9 +225,6 @@ func (m *migration) askOffer(ctx context.Context) error {
 		}
 		if part.GetSession().GetVersion() != s.GetVersion() { // only a dry run can meet this: an offer is of one version
 			return failf(ReasonStaleGeneration, "ask again", "the session grew while it was being described")
-		}
-		if len(part.GetSession().GetBlockKeys()) == 0 {
-			return badOffer("an empty part after %d of %d keys", call.GetFirst(), whole.GetKeysTotal())
 		}
 		s.BlockKeys = append(s.BlockKeys, part.GetSession().GetBlockKeys()...)
 		whole.Slots = append(whole.Slots, part.GetSlots()...)
