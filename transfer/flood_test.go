@@ -264,6 +264,24 @@ func TestFloodWithoutHello(t *testing.T) {
 	})
 }
 
+// Where many are on their way, each gets less time: those that go nowhere make room for those that don't.
+func TestCrowdIsHurried(t *testing.T) {
+	for _, tc := range []struct {
+		arriving      int
+		timeout, want time.Duration
+	}{
+		{crowdAbove - 1, 5 * time.Second, 5 * time.Second},
+		{crowdAbove, 5 * time.Second, crowdTimeout},
+		{crowdAbove, time.Second, time.Second},
+	} {
+		d := newDoor(Config{HandshakeTimeout: tc.timeout}, mustMetrics(t))
+		d.mu.arriving = tc.arriving
+		if got := d.patience(); got != tc.want {
+			t.Errorf("%d on their way get %v of %v, want %v", tc.arriving, got, tc.timeout, tc.want)
+		}
+	}
+}
+
 // A hello that comes byte by byte, or is announced longer than it is, is waited for no longer than any other.
 func TestSlowHello(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -212,6 +212,11 @@ func TestLyingSource(t *testing.T) {
 			h.RawLength, h.WireLength = 2*liarPage*2, 2*liarPage*2
 			r.send(r.encode(h, s, make([]byte, h.RawLength), nil))
 		}, ends, ErrProtocol},
+		{"raw length of other pages, coded", func(r *liarRig) {
+			h, s, _ := r.chunk(0, 1)
+			h.Codec, h.RawLength, h.WireLength = wire.CodecPages, 3*liarPage, wire.PageHeaderBytes+10
+			r.send(r.encode(h, s, append(wire.AppendPageHeader(nil, wire.PageHeader{Codec: 2, Length: 10}), make([]byte, 10)...), nil))
+		}, ends, ErrProtocol},
 		{"raw length of 4 GiB", func(r *liarRig) { h, s, p := r.chunk(0, 2); r.send(r.encode(h, s, p, put32(24, 1<<32-2))) }, ends, ErrProtocol},
 		{"wire length of 4 GiB", func(r *liarRig) {
 			h, s, p := r.chunk(0, 2)
