@@ -54,8 +54,8 @@ func TestMigrationCut(t *testing.T) {
 								t.Errorf("took %v", took)
 							}
 						// The call's time-out and one for connecting, each 5 s; or the transfer's. What is on its way to a destination that
-						// is not heard lands first, and what a connection waits before it gives up adds to it.
-						case took > 2*progress+5*time.Second:
+						// is not heard lands first, for as long as a progress time-out, and what a connection waits before it gives up adds to it.
+						case took > 2*progress+5*time.Second && (way != "to the source" || took > 4*progress+2*time.Second):
 							t.Errorf("ended after %v", took)
 						case at == "transfer" && way == "to the source" && rep.GetState() == committed: // it was asked for just in time
 						case at == "hand-over" || at == "transfer" && way == "to the source" && rep.GetBlocksMoved() == 24:
