@@ -105,6 +105,7 @@ var reasonExits = map[daemon.Reason]exitCode{
 	daemon.ReasonVersionMismatch:   exitRefused,
 	daemon.ReasonCancelled:         exitCancelled,
 	daemon.ReasonDeadline:          exitFailed,
+	daemon.ReasonQueued:            exitFailed,
 	daemon.ReasonShuttingDown:      exitUnreachable,
 	daemon.ReasonPermission:        exitRefused,
 	daemon.ReasonPolicyDenied:      exitRefused,
