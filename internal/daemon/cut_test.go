@@ -13,7 +13,7 @@ import (
 // within the progress time-out, or that of the call, and a probe: the blocks that landed stay, ownership is unmoved, or not known where
 // the hand-over had been asked for; and once it is healed, migrating again moves what is missing and no more.
 func TestMigrationCut(t *testing.T) {
-	const progress = 5 * time.Second
+	const progress = 8 * time.Second
 	for _, codec := range []string{off, "huff"} {
 		for _, at := range []string{"offer", "transfer", "hand-over"} {
 			for i, lasts := range []time.Duration{100 * time.Millisecond, 300 * time.Millisecond, time.Second, 3 * time.Second, 10 * time.Second, 30 * time.Second} {
@@ -53,7 +53,7 @@ func TestMigrationCut(t *testing.T) {
 							if took > 2*lasts+5*time.Second {
 								t.Errorf("took %v", took)
 							}
-						// The call's time-out and one for connecting, each 5 s; or the transfer's. What is on its way to a destination that
+						// The call's time-out and one for connecting, each 5 s; or the transfer's, 8 s. What is on its way to a destination that
 						// is not heard lands first, for as long as a progress time-out, and what a connection waits before it gives up adds to it.
 						case took > 2*progress+5*time.Second && (way != "to the source" || took > 4*progress+2*time.Second):
 							t.Errorf("ended after %v", took)

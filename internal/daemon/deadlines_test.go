@@ -31,8 +31,8 @@ func TestSeparateDeadlines(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				r := newRig(t, slow, func(_ string, c *Config, _ *Parts) {
-					c.Link.ProgressTimeout, c.Link.QueueTimeout = 3*time.Second, tc.queue
-					c.Migration.CallTimeout = 20 * time.Second // calls wait for what goes ahead, too: the path is slow and full
+					c.Link.ProgressTimeout, c.Link.QueueTimeout = 10*time.Second, tc.queue
+					c.Migration.CallTimeout = 20 * time.Second // calls and the word of the queue wait for what goes ahead, too: the path is slow and full
 				})
 				r.ea.session("ahead", 400) // 26 s
 				keys := r.ea.session("s", 4)

@@ -83,7 +83,7 @@ func TestReplanHolds(t *testing.T) {
 		"lossy":  {wan.Model{RTT: 70 * time.Millisecond, Rate: 1e7, Loss: 0.01, Seed: 2}, 0},
 		"long":   {wan.Model{RTT: 150 * time.Millisecond, Rate: 1e7, Seed: 3}, 0},
 		"stands": {wan.Model{RTT: 20 * time.Millisecond, Rate: 4e6, Seed: 4}, 300 * time.Millisecond},
-		"long standing still, not as long as prefill": {wan.Model{RTT: 20 * time.Millisecond, Rate: 4e6, Seed: 5}, 2 * time.Second},
+		"long standing still, not as long as prefill": {wan.Model{RTT: 20 * time.Millisecond, Rate: 4e6, Seed: 5}, time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {

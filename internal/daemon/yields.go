@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"strconv"
@@ -85,13 +86,16 @@ func (y *yields) next(p transfer.PeerID) (kvstore.Session, bool) {
 	return kvstore.Session{}, false
 }
 
-// told notes how telling p of s went. Out of reach, it is tried later, ever less often.
+// told notes how telling p of s went. Out of reach, it is tried later, ever less often. What came up meanwhile is still to be told.
 func (y *yields) told(p transfer.PeerID, s kvstore.Session, reached bool) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
 	if reached {
 		delete(y.mu.retry, p)
-		delete(y.mu.pending[p], sessionKey{s.Tenant, s.ID})
+		key := sessionKey{s.Tenant, s.ID}
+		if now := y.mu.pending[p][key]; cmp.Or(cmp.Compare(now.RepinSeq, s.RepinSeq), cmp.Compare(now.Epoch, s.Epoch)) <= 0 {
+			delete(y.mu.pending[p], key)
+		}
 		return
 	}
 	wait := min(max(yieldRetry, 2*y.mu.retry[p].wait), yieldRetryMax)
