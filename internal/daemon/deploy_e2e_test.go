@@ -99,7 +99,7 @@ func startRegions(t *testing.T, engineMetrics string) *regions {
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", bin, "../../cmd/kvferryd").CombinedOutput(); err != nil {
 		t.Fatalf("build kvferryd: %v\n%s", err, out)
 	}
-	ca, err := certs.NewCA("test", time.Hour)
+	ca, err := certs.NewCA("test", 90*24*time.Hour) // far from an alert
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func startRegions(t *testing.T, engineMetrics string) *regions {
 				{Node: other, Region: "r-" + other, Address: quic[other]},
 				{Node: "gone", Region: "r-gone", Address: quic["gone"]},
 			},
-			Arena:    ArenaConfig{Lock: &lock},
+			Arena:    ArenaConfig{Lock: &lock, Keep: -1},
 			Link:     LinkConfig{Stripes: 2, ConnectTimeout: time.Second},
 			Engines:  []EngineConfig{{ID: "e-" + name, MetricsURL: engineMetrics}},
 			StateDir: filepath.Join(dir, name+"-state"),
