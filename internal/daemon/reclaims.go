@@ -73,8 +73,7 @@ func (r *reclaims) later(p transfer.PeerID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.mu.open[p]) > 0 {
-		wait := min(max(yieldRetry, 2*r.mu.retry[p].wait), yieldRetryMax)
-		r.mu.retry[p] = backoff{at: time.Now().Add(wait), wait: wait}
+		r.mu.retry[p] = r.mu.retry[p].longer(time.Now())
 	}
 }
 

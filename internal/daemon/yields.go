@@ -30,6 +30,12 @@ type backoff struct {
 	wait time.Duration
 }
 
+// longer is the next one after another failure: twice the wait, from yieldRetry to yieldRetryMax.
+func (b backoff) longer(now time.Time) backoff {
+	wait := min(max(yieldRetry, 2*b.wait), yieldRetryMax)
+	return backoff{at: now.Add(wait), wait: wait}
+}
+
 const (
 	yieldRetry    = time.Second
 	yieldRetryMax = 30 * time.Second
@@ -98,8 +104,7 @@ func (y *yields) told(p transfer.PeerID, s kvstore.Session, reached bool) {
 		}
 		return
 	}
-	wait := min(max(yieldRetry, 2*y.mu.retry[p].wait), yieldRetryMax)
-	y.mu.retry[p] = backoff{at: time.Now().Add(wait), wait: wait}
+	y.mu.retry[p] = y.mu.retry[p].longer(time.Now())
 }
 
 // announceOwned has the peers told of every session that came here, by a hand-over, a re-pin or a reclaim: of those taken over
