@@ -501,7 +501,7 @@ func TestBeginsBounded(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newLiarRig(t)
 				defer r.close()
-				l := r.victim.Links()[0]
+				l := r.link
 				big := Bytes(make([]byte, 1), 4<<20) // pages of 4 MiB: a chunk each
 				big.Length, big.Source = 4<<30, withheld{until: make(chan struct{})}
 				// The victim's memory 1 is replaced: it is what the descriptors name.
