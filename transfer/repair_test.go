@@ -12,14 +12,17 @@ import (
 
 	"github.com/kvferry/kvferry/bench/wan"
 	"github.com/kvferry/kvferry/transfer"
+	"github.com/kvferry/kvferry/transfer/repair"
 	"github.com/kvferry/kvferry/transfer/transfertest"
 )
 
 // full runs the cells of the tests below at their full size: minutes instead of seconds.
 var full = flag.Bool("full", false, "run repair's cells of 0.5 and 1 Gbit/s too")
 
-// TestRepairGoodput reads over paths that lose packets, warm, and holds the share
-// of the link that is page bytes. The short cells have the window a connection of the full ones.
+// TestRepairGoodput reads over paths that lose packets, cold and then warm, and holds the share
+// of the link that is page bytes. The short cells have the window a connection of the full ones,
+// and one connection: how often slow start's losses halve its window, and so what a few seconds can
+// be worth, is chance (0.34 to 0.85 at 1e-2; 0.03 without repair). That repair leaves little unrepaired is not.
 func TestRepairGoodput(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector is too slow for links of this size; TestChaos runs the code")
@@ -28,10 +31,10 @@ func TestRepairGoodput(t *testing.T) {
 		model       string
 		full        bool
 		mib         int
-		cold, share float64 // least shares
+		cold, share float64 // least shares, the warm reads' mean
 	}{
 		{model: "rate=250Mbps,loss=1e-3", mib: 24, share: 0.65},
-		{model: "rate=250Mbps,loss=1e-2", mib: 24, share: 0.5},
+		{model: "rate=250Mbps,loss=1e-2", mib: 24, share: 0.25},
 		{model: "rate=1Gbps,loss=0", full: true, mib: 480, cold: 0.8, share: 0.90},
 		{model: "rate=1Gbps,loss=1e-4", full: true, mib: 480, cold: 0.8, share: 0.90},
 		{model: "rate=1Gbps,loss=1e-3", full: true, mib: 480, cold: 0.8, share: 0.90},
@@ -55,7 +58,13 @@ func TestRepairGoodput(t *testing.T) {
 						cfg.Stripes = 16
 					}
 				})
-				for _, run := range []string{"cold", "warm"} {
+				warm := 4
+				if c.full {
+					warm = 1
+				}
+				var sum float64
+				var cold repair.Stats
+				for i := range 1 + warm {
 					clear(p.to.b)
 					res, err := readAll(t, p.link, p.mine, p.theirs, p.pages, transfer.TransferOptions{})
 					if err != nil {
@@ -63,13 +72,25 @@ func TestRepairGoodput(t *testing.T) {
 					}
 					share := float64(res.BytesTotal) * 8 / res.Duration.Seconds() / m.Rate
 					s := p.src.Links()[0].Stats()
-					t.Logf("%s: %.3f of the link in %v; QUIC lost %d of %d; repair %+v", run, share, res.Duration, s.PacketsLost, s.PacketsSent, s.Repair)
-					if want := map[string]float64{"cold": c.cold, "warm": c.share}[run]; share < want {
-						t.Errorf("%s: %.3f of the link, want %.2f", run, share, want)
+					t.Logf("read %d: %.3f of the link in %v; QUIC lost %d of %d; repair %+v", i, share, res.Duration, s.PacketsLost, s.PacketsSent, s.Repair)
+					if i > 0 {
+						sum += share
+					} else if cold = s.Repair; share < c.cold {
+						t.Errorf("cold: %.3f of the link, want %.2f", share, c.cold)
 					}
 					if !bytes.Equal(p.from.b, p.to.b) {
 						t.Fatal("bytes differ")
 					}
+				}
+				all := p.src.Links()[0].Stats().Repair
+				lost, unrepaired := all.PeerLost-cold.PeerLost, all.PeerUnrepaired-cold.PeerUnrepaired
+				if !c.full && m.Loss >= 1e-2 && (lost < 300 || unrepaired > lost/8) {
+					t.Errorf("warm: the peer lost %d packets and could not repair %d, want 300 and at most an eighth", lost, unrepaired)
+				}
+				if mean := sum / float64(warm); mean < c.share {
+					t.Errorf("warm: %.3f of the link, want %.2f", mean, c.share)
+				} else {
+					t.Logf("warm: %.3f of the link", mean)
 				}
 			})
 		})
