@@ -214,12 +214,21 @@ type packer struct {
 func (p *packer) odd(t *codeTable, buf, seg []byte) (pos int, rest []byte) {
 	for len(seg)%8 != 0 {
 		e := t[seg[len(seg)-1]]
+		if p.n+e&0xff > clean { // seven of the longest codes are more
+			pos += p.flush(buf[pos:])
+		}
 		seg = seg[:len(seg)-1]
 		p.bits, p.n = p.bits>>(e&63)|e, p.n+e&0xff
 	}
-	binary.LittleEndian.PutUint64(buf, p.bits>>1>>(63-p.n))
-	pos, p.n = int(p.n>>3), p.n&7
+	pos += p.flush(buf[pos:])
 	return pos, seg
+}
+
+// flush writes whole bytes and returns how many.
+func (p *packer) flush(buf []byte) (bytes int) {
+	binary.LittleEndian.PutUint64(buf, p.bits>>1>>(63-p.n))
+	bytes, p.n = int(p.n>>3), p.n&7
+	return bytes
 }
 
 // words writes seg, a multiple of eight bytes, and returns how many bytes that is.
