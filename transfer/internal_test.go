@@ -70,13 +70,18 @@ func (ca *testCA) sign(c *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKe
 }
 
 func (ca *testCA) node(name string) *tls.Config {
-	return ca.nodeUntil(name, time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC))
+	return ca.nodeUntil(name, year2100)
 }
 
+var year2100 = time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)
+
 func (ca *testCA) nodeUntil(name string, end time.Time) *tls.Config {
+	return ca.nodeFor(name, end, x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth)
+}
+
+func (ca *testCA) nodeFor(name string, end time.Time, usages ...x509.ExtKeyUsage) *tls.Config {
 	cert, key := ca.sign(&x509.Certificate{
-		URIs: []*url.URL{{Scheme: "spiffe", Host: "test", Path: "/" + name}}, NotAfter: end,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		URIs: []*url.URL{{Scheme: "spiffe", Host: "test", Path: "/" + name}}, NotAfter: end, ExtKeyUsage: usages,
 	})
 	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{cert.Raw}, PrivateKey: key}}, RootCAs: ca.pool}
 }

@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"net"
 	"net/netip"
@@ -32,6 +33,14 @@ func TestRefused(t *testing.T) {
 		{
 			name: "client of another CA", client: func(c *Config) { c.TLS = other.node("b"); c.TLS.RootCAs = ours.pool },
 			is: ErrCertificate, says: "CA that the peer trusts", within: time.Second,
+		},
+		{
+			name: "server with a client's certificate", server: func(c *Config) { c.TLS = ours.nodeFor("a", year2100, x509.ExtKeyUsageClientAuth) },
+			is: ErrCertificate, says: "incompatible key usage", within: time.Second,
+		},
+		{
+			name: "client with a server's certificate", client: func(c *Config) { c.TLS = ours.nodeFor("b", year2100, x509.ExtKeyUsageServerAuth) },
+			is: ErrCertificate, says: "certificate", within: time.Second,
 		},
 		{name: "another node", want: "spiffe://test/c", is: ErrPeerIdentity, says: "spiffe://test/a", within: time.Second},
 		{name: "other version", server: func(c *Config) { c.version = 9 }, is: ErrVersion, says: "the peer 9", within: time.Second},

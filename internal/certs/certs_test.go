@@ -124,6 +124,18 @@ func TestMutualTLS(t *testing.T) {
 			name: "client without identity", client: dial("localhost", plain(t, f.ca).ClientConfig()), server: f.b.ServerConfig(),
 			client1: isAny, server1: is(ErrNoIdentity),
 		},
+		{
+			name: "server with a client's certificate", client: dial("localhost", f.a.ClientConfig()), server: usedFor(t, f.ca, x509.ExtKeyUsageClientAuth).ServerConfig(),
+			client1: isWrongUse, server1: isAny,
+		},
+		{
+			name: "peer with a client's certificate", client: f.a.PeerConfig("eu-west", "node-x"), server: usedFor(t, f.ca, x509.ExtKeyUsageClientAuth).ServerConfig(),
+			client1: isWrongUse, server1: isAny,
+		},
+		{
+			name: "client with a server's certificate", client: foreign(usedFor(t, f.ca, x509.ExtKeyUsageServerAuth), f.a.Roots), server: f.b.ServerConfig(),
+			client1: isAny, server1: isWrongUse,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			clientErr, serverErr := handshake(t, c.client, c.server)
@@ -160,6 +172,29 @@ func foreign(m *Material, roots *x509.CertPool) *tls.Config {
 		RootCAs: roots, ServerName: "localhost",
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &m.Certificate, nil },
 	}
+}
+
+// isWrongUse is a certificate that is not for what it was shown for.
+func isWrongUse(err error) bool {
+	e, ok := errors.AsType[x509.CertificateInvalidError](err)
+	return ok && e.Reason == x509.IncompatibleUsage
+}
+
+// usedFor is a node's certificate for one end of a connection only.
+func usedFor(t *testing.T, ca *CA, usage x509.ExtKeyUsage) *Material {
+	t.Helper()
+	uri, err := identityURL("eu-west", "node-x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key, err := sign(&x509.Certificate{
+		NotBefore: ca.Cert.NotBefore, NotAfter: ca.Cert.NotAfter, URIs: []*url.URL{uri}, DNSNames: []string{"localhost"}, ExtKeyUsage: []x509.ExtKeyUsage{usage},
+	}, ca)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Pair{Cert: cert, key: key, Region: "eu-west", Node: "node-x"}
+	return p.Material(ca)
 }
 
 // plain is a certificate of ca without any URI.

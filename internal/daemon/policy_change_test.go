@@ -1,9 +1,12 @@
 package daemon
 
 import (
+	"context"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -115,6 +118,52 @@ func TestAuditCancel(t *testing.T) {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		time.Sleep(10 * time.Second) // what the slow link had taken in goes by
+		r.settle()
+	})
+}
+
+// hookLog is a log whose lines a test sees as they are written.
+type hookLog struct {
+	slog.Handler
+	line func(slog.Record)
+}
+
+func (h hookLog) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h hookLog) Handle(_ context.Context, r slog.Record) error {
+	h.line(r)
+	return nil
+}
+
+// A policy that comes into force between the look of Migrate at the one before and the migration's beginning, so that what it ends is not
+// there yet, ends it all the same.
+func TestMigrationWhilePolicyChanges(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	bubble(t, func(t *testing.T) {
+		policyOf(t, file, "", "* * allow")
+		var b atomic.Pointer[Daemon]
+		granted := func(line slog.Record) { // written after the look
+			event := ""
+			line.Attrs(func(a slog.Attr) bool {
+				if a.Key == "event" {
+					event = a.Value.String()
+				}
+				return event == ""
+			})
+			if d := b.Load(); d != nil && line.Message == "audit" && event == string(auditMigrate) {
+				d.policy.current.Store(&policy.Policy{Version: policy.Version}) // denies; there is no migration to end yet
+			}
+		}
+		r := newRig(t, fast, func(name string, c *Config, p *Parts) {
+			if name == "b" {
+				c.Policy = file
+				p.Log = slog.New(hookLog{slog.DiscardHandler, granted})
+			}
+		})
+		r.ea.session("s", 2)
+		b.Store(r.b.d)
+		r.b.mustEnd(request("s"), failed, ReasonPolicyDenied, unmoved)
+		r.wantOwner("s", "a")
 		r.settle()
 	})
 }

@@ -327,3 +327,59 @@ func newFiledCA(t *testing.T) *certs.CA {
 	}
 	return ca
 }
+
+// tickets is a client's cache of TLS sessions that counts what servers give it.
+type tickets struct{ given int }
+
+func (c *tickets) Get(string) (*tls.ClientSessionState, bool) { return nil, false }
+func (c *tickets) Put(_ string, s *tls.ClientSessionState) {
+	if s != nil {
+		c.given++
+	}
+}
+
+// No session is resumed over TCP, which would outlive the authority that vouched for it: the server gives no ticket, with certificates that are
+// read again or not. One that gives them shows that they would be seen.
+func TestNoSessionTickets(t *testing.T) {
+	ca, err := certs.NewCA("test", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair := issue(t, ca, "r-a", "a")
+	ticketed := pair.Material(ca).ServerConfig()
+	n := newRealNode(t, nil)
+	for name, tc := range map[string]struct {
+		server *tls.Config
+		given  int
+	}{
+		"certificates of a file":   {n.d.remoteTLS(n.d.certs.TLS()), 0},
+		"certificates of the test": {(&Daemon{}).remoteTLS(ticketed), 0},
+		"with tickets":             {ticketed, 1},
+	} {
+		cert, roots := pair, ca
+		if name == "certificates of a file" {
+			cert, roots = issue(t, n.ca, "r-a", "operator"), n.ca
+		}
+		cache, server, done := &tickets{}, tc.server.Clone(), make(chan error, 1)
+		in, out := net.Pipe()
+		go func() {
+			conn := tls.Server(out, server)
+			_, err := conn.Write([]byte{1}) // after the handshake, and the ticket
+			done <- errors.Join(err, out.Close())
+		}()
+		conn := tls.Client(in, &tls.Config{
+			Certificates: []tls.Certificate{cert.TLS()}, RootCAs: roots.Pool(), ServerName: "localhost", MinVersion: tls.VersionTLS13,
+			NextProtos: []string{"h2"}, ClientSessionCache: cache,
+		})
+		if _, err := conn.Read(make([]byte, 1)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		_ = in.Close()
+		if err := <-done; err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if cache.given != tc.given {
+			t.Errorf("%s: %d tickets, want %d", name, cache.given, tc.given)
+		}
+	}
+}
