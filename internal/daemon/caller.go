@@ -29,7 +29,12 @@ func callerOf(ctx context.Context) (caller, error) {
 	if !ok {
 		return caller{}, nil
 	}
-	switch info := p.AuthInfo.(type) {
+	return callerBy(p.AuthInfo)
+}
+
+// callerBy is who is at the other end of a connection.
+func callerBy(info credentials.AuthInfo) (caller, error) {
+	switch info := info.(type) {
 	case *localProcess:
 		return caller{proc: info}, nil
 	case credentials.TLSInfo:
