@@ -161,8 +161,8 @@ func (c *meteredConn) Read(b []byte) (int, error) {
 	over, held := c.mu.over && !c.mu.closed, c.mu.held
 	c.mu.Unlock()
 	if over {
-		c.meter.cut(c.who, held)
 		_ = c.Close()
+		c.meter.cut(c.who, held)
 		return 0, errMetered
 	}
 	return n, err
