@@ -26,7 +26,7 @@ func TestArenaConfigValidate(t *testing.T) {
 		{"no name", func(c *kvstore.ArenaConfig) { c.Name = "" }, "Name"},
 		{"path", func(c *kvstore.ArenaConfig) { c.Name = "a/b" }, "Name"},
 		{"dots", func(c *kvstore.ArenaConfig) { c.Name = ".." }, "Name"},
-		{"long name", func(c *kvstore.ArenaConfig) { c.Name = strings.Repeat("x", 201) }, "Name"},
+		{"long name", func(c *kvstore.ArenaConfig) { c.Name = strings.Repeat("x", 241) }, "Name"},
 		{"less than a slot", func(c *kvstore.ArenaConfig) { c.Bytes = 8191 }, "Bytes"},
 		{"negative size", func(c *kvstore.ArenaConfig) { c.Bytes = -1 }, "Bytes"},
 		{"too many slots", func(c *kvstore.ArenaConfig) { c.Bytes = 1 << 62 }, "Bytes"},

@@ -21,7 +21,7 @@ const (
 	// MaxSlots bounds the slots of one arena.
 	MaxSlots = 1 << 24
 
-	maxArenaName = 200
+	maxArenaName = 240 // a name of the system's has 255 bytes: "+index" follows
 )
 
 // LockMode says whether the arena's memory is locked (mlock).
@@ -39,7 +39,7 @@ const (
 type ArenaConfig struct {
 	// Dir is a directory on tmpfs, hugetlbfs or ramfs. Default DefaultArenaDir.
 	Dir string
-	// Name is the file's name in Dir: 1 to 200 bytes, no separator. Required.
+	// Name is the file's name in Dir: 1 to 240 bytes, no separator. Required.
 	Name string
 	// Layout is the shape of the blocks. Required.
 	Layout Layout

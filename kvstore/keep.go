@@ -190,6 +190,31 @@ type KeptArena struct {
 	Since time.Time
 }
 
+// ArenaFile is an arena's file as somebody else sees it.
+type ArenaFile struct {
+	// Path is the file.
+	Path string
+	// Identity is the ArenaConfig.Keep it was opened with; "" where no valid index is beside it, or it is not kept.
+	Identity string
+	// Bytes is its size and its index's.
+	Bytes int64
+	// InUse says that a process has it open as its arena.
+	InUse bool
+	// Used is when a process had it last, as Arena.NoteAlive or Close said, or made it.
+	Used time.Time
+	// Damage says why nobody can take it over, or why that can't be told; "" for one that is whole.
+	Damage string
+}
+
+// NoteAlive has the file's time of change say that a process has the arena now, for people who find it later (ArenaFile.Used).
+func (a *Arena) NoteAlive() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.usableLocked() == nil {
+		a.mapping.noteAlive()
+	}
+}
+
 // why joins what was wrong with an arena that was to be taken over.
 func why(errs ...error) string {
 	if err := errors.Join(errs...); err != nil {

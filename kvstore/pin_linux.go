@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -80,7 +79,7 @@ func openMapping(cfg ArenaConfig, head tableHead, reuse bool) (*mapping, error) 
 
 // set locks, shares, allocates and maps a file just created. On error the caller closes m.
 func (m *mapping) set(cfg ArenaConfig) error {
-	if err := unix.Flock(int(m.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := lockFile(m.file, lookTime); err != nil {
 		return fmt.Errorf("%s: %w", m.path, ErrArenaInUse)
 	}
 	// Before it was locked, somebody who removes stale files may have taken it for one.
@@ -109,7 +108,7 @@ func mapFile(file *os.File, size int64) ([]byte, error) {
 // reopen maps an arena of an earlier process and its index. Nil without an error means that there is none; an error says what is wrong with
 // one that is there. The arena's lock is taken before the index is looked at.
 func reopen(path string, group int, want tableHead) (_ *mapping, err error) {
-	file, err := openStale(path)
+	file, err := openStale(path, lookTime)
 	if file == nil {
 		return nil, err
 	}
@@ -146,6 +145,7 @@ func reopen(path string, group int, want tableHead) (_ *mapping, err error) {
 		return nil, err
 	}
 	m.index, err = mapFile(index, want.size())
+	m.noteAlive()
 	return m, err
 }
 
@@ -179,20 +179,25 @@ func openIndex(path string) (*os.File, tableHead, error) {
 	if err != nil {
 		return nil, tableHead{}, fmt.Errorf("open its index: %w", err)
 	}
-	b := make([]byte, tableHeadSize)
-	n, err := file.ReadAt(b, 0)
-	if errors.Is(err, io.EOF) { // decoding says it better
-		b, err = b[:n], nil
-	}
-	var head tableHead
-	if err == nil {
-		head, err = decodeTableHead(b)
-	}
+	head, err := readHead(file)
 	if err != nil {
 		_ = file.Close()
 		return nil, tableHead{}, err
 	}
 	return file, head, nil
+}
+
+// readHead reads an index's header.
+func readHead(file *os.File) (tableHead, error) {
+	b := make([]byte, tableHeadSize)
+	n, err := file.ReadAt(b, 0)
+	if errors.Is(err, io.EOF) { // decoding says it better
+		b, err = b[:n], nil
+	}
+	if err != nil {
+		return tableHead{}, err
+	}
+	return decodeTableHead(b)
 }
 
 // createIndex makes the index's file, all zeros, and maps it.
@@ -239,8 +244,9 @@ func isMemoryFS(fs unix.Statfs_t) bool {
 	}
 }
 
-// openStale opens and locks the file at path, which no live process may hold. Nil without an error means that there is none.
-func openStale(path string) (*os.File, error) {
+// openStale opens and locks the file at path, which no live process may hold. Nil without an error means that there is none. Who looks whether a
+// file is held (ListArenas) holds it for a moment: that is waited out for patience.
+func openStale(path string, patience time.Duration) (*os.File, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil //nolint:nilnil // documented: nothing is there
@@ -250,7 +256,7 @@ func openStale(path string) (*os.File, error) {
 	}
 	if st, serr := file.Stat(); serr != nil || !st.Mode().IsRegular() {
 		err = &FieldError{Field: "Name", Value: path, Allowed: "a regular file or nothing at that path", Fix: "use another name or remove what is there"}
-	} else if unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+	} else if lockFile(file, patience) != nil {
 		err = fmt.Errorf("%s: %w", path, ErrArenaInUse)
 	}
 	if err != nil {
@@ -260,9 +266,24 @@ func openStale(path string) (*os.File, error) {
 	return file, nil
 }
 
+// lookTime is longer than a look at whether a file is held takes, on a busy machine, too.
+const lookTime = 250 * time.Millisecond
+
+// lockFile locks a file for this process alone.
+func lockFile(file *os.File, patience time.Duration) error {
+	const step = 5 * time.Millisecond
+	for ; ; patience -= step {
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil || patience <= 0 {
+			return err
+		}
+		time.Sleep(step)
+	}
+}
+
 // removeStale removes the arena at path, and its index, unless a live process has locked it.
 func removeStale(path string) error {
-	file, err := openStale(path)
+	file, err := openStale(path, lookTime)
 	if file == nil {
 		return err
 	}
@@ -277,75 +298,6 @@ func removeBoth(path string, file *os.File) error {
 		ierr = nil
 	}
 	return errors.Join(removeIfSame(path, file), ierr)
-}
-
-// RemoveStaleArenas looks at the arena files in dir whose names begin with prefix and that no live process has open as its arena. Those
-// that keep, unless nil, wants stay and are returned as kept; the others are removed, with their indexes, and their paths returned. A process that was
-// killed could not remove its own. An empty dir means DefaultArenaDir. Files that it may not touch, and what is not a regular
-// file, stay; the errors are joined.
-func RemoveStaleArenas(dir, prefix string, keep func(KeptArena) bool) (removed []string, kept []KeptArena, err error) {
-	if dir == "" {
-		dir = DefaultArenaDir
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, nil, fmt.Errorf("remove stale arenas: %w", err)
-	}
-	var errs []error
-	for _, entry := range entries {
-		if !strings.HasPrefix(entry.Name(), prefix) || !entry.Type().IsRegular() {
-			continue
-		}
-		path := filepath.Join(dir, entry.Name())
-		if arena, ok := strings.CutSuffix(path, indexSuffix); ok {
-			if _, err := os.Lstat(arena); !errors.Is(err, os.ErrNotExist) {
-				continue // it goes or stays with its arena
-			}
-		}
-		info, gone, err := lookAtStale(path, keep)
-		switch {
-		case gone:
-			removed = append(removed, path)
-		case err == nil && info.Path != "":
-			kept = append(kept, info)
-		case err != nil && !errors.Is(err, ErrArenaInUse):
-			errs = append(errs, err)
-		}
-	}
-	return removed, kept, errors.Join(errs...)
-}
-
-// lookAtStale removes one arena unless keep wants it. One that is wanted and was not looked at before is marked with the time.
-func lookAtStale(path string, keep func(KeptArena) bool) (info KeptArena, gone bool, err error) {
-	file, err := openStale(path)
-	if file == nil {
-		return info, false, err
-	}
-	defer file.Close()
-	info = KeptArena{Path: path, Since: time.Now()}
-	if st, err := file.Stat(); err == nil {
-		info.Bytes = st.Size()
-	}
-	if keep == nil {
-		keep = func(KeptArena) bool { return false }
-	}
-	index, head, ierr := openIndex(path)
-	if ierr == nil {
-		defer index.Close()
-		info.Identity = head.identity
-		if head.unclaimed > 0 {
-			info.Since = time.Unix(head.unclaimed, 0)
-		}
-	}
-	if !keep(info) {
-		err := removeBoth(path, file)
-		return info, err == nil, err
-	}
-	if ierr == nil && head.unclaimed == 0 {
-		head.unclaimed = max(1, time.Now().Unix())
-		_, err = index.WriteAt(head.encode()[:tableHeadUsed], 0)
-	}
-	return info, false, err
 }
 
 // removeIfSame unlinks path when it still names file.
@@ -449,10 +401,17 @@ func allocateRange(fd int, off, n int64) error {
 // close unmaps and closes, and unless keep is set unlinks. It is safe on a mapping that was opened half.
 func (m *mapping) close(keep bool) error {
 	if keep {
+		m.noteAlive()
 		return m.unmap()
 	}
 	m.dropIndex()
 	return errors.Join(removeIfSame(m.path, m.file), m.unmap())
+}
+
+// noteAlive has the file's time of change say that a process has it now.
+func (m *mapping) noteAlive() {
+	now := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_NOW}}
+	_ = unix.UtimesNanoAt(unix.AT_FDCWD, m.path, now, unix.AT_SYMLINK_NOFOLLOW) // it is for people
 }
 
 // unmap unmaps and closes the files, and leaves them.

@@ -28,6 +28,14 @@ func RemoveStaleArenas(string, string, func(KeptArena) bool) (removed []string, 
 	return nil, nil, nil
 }
 
+// ListArenas finds nothing: there are no arenas on this system.
+func ListArenas(string, string) ([]ArenaFile, error) { return nil, nil }
+
+// RenameArena finds nothing: there are no arenas on this system.
+func RenameArena(_, _, _, _ string) (renamed bool, err error) { return false, nil }
+
+func (m *mapping) noteAlive() {}
+
 func (m *mapping) whole() error { return errors.ErrUnsupported }
 
 func (m *mapping) readIndex([]byte, int64) error { return errors.ErrUnsupported }

@@ -23,6 +23,9 @@ var verbose bool
 // shardEnv has this process be one of those that do the runs: first seed, step, and the seed to end before.
 const shardEnv = "KVFERRY_CHAOS_SHARD"
 
+// foldersEnv names the folder in which a shard makes its folders: who started it removes it, however the shard ends.
+const foldersEnv = "KVFERRY_CHAOS_FOLDERS"
+
 // Lines that a shard writes, each after a prefix.
 const (
 	lineBegin = "chaos-begin "

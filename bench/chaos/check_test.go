@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kvferry/kvferry/internal/daemon"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
 
@@ -326,7 +327,7 @@ func (r *run) checkFiles(n *node) {
 		r.failf("files", "%v", err)
 	}
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), "kvferry-"+n.h.name+"-"+engineID) {
+		if !strings.HasPrefix(e.Name(), daemon.ArenaPrefix(n.h.name)+engineID) {
 			r.failf("files", "%s leaves %s beside its arena", n.h.name, e.Name())
 		}
 	}

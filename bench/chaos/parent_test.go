@@ -38,6 +38,7 @@ type parent struct {
 	workers    int
 	planted    fault.Bug // "": none; else the first run that is broken is the last
 	quiet      bool
+	folders    string // of all its processes' runs
 
 	began time.Time
 	mu    struct {
@@ -57,6 +58,11 @@ type parent struct {
 // run does all runs.
 func (p *parent) run() {
 	p.began = time.Now()
+	var err error
+	if p.folders, err = os.MkdirTemp(memoryFolder(p.t), folderPattern); err != nil {
+		p.t.Fatal(err)
+	}
+	defer func() { _ = os.RemoveAll(p.folders) }() // a process that dies leaves its own
 	p.mu.kinds = map[string]int{}
 	p.mu.fired, p.mu.runs, p.mu.table, p.mu.ends = map[string]int{}, map[string]int{}, map[string]map[string]int{}, map[string]int{}
 	var wg sync.WaitGroup
@@ -124,7 +130,7 @@ func (p *parent) process(seed uint64) (last uint64, begun bool, tail string) {
 	ctx, cancel := context.WithCancel(p.t.Context())
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestShard$", "-test.timeout=0")
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d", shardEnv, seed, p.workers, p.end), "GOMAXPROCS=2", "GOTRACEBACK=all", "KVFERRY_PLANTED="+string(p.planted))
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d", shardEnv, seed, p.workers, p.end), "GOMAXPROCS=2", "GOTRACEBACK=all", "KVFERRY_PLANTED="+string(p.planted), foldersEnv+"="+p.folders)
 	r, w, err := os.Pipe()
 	if err != nil {
 		return seed, false, err.Error()

@@ -169,13 +169,26 @@ func perform(t *testing.T, s *spec) (out result) {
 	return out
 }
 
+// folderPattern is what folders of runs are called.
+const folderPattern = "kvferry-chaos-"
+
+// memoryFolder is where folders of runs are made: in memory where there is such a place.
+func memoryFolder(t *testing.T) string {
+	t.Helper()
+	const shm = "/dev/shm"
+	if st, err := os.Stat(shm); err != nil || !st.IsDir() {
+		return t.TempDir()
+	}
+	return shm
+}
+
 // live is a run from beginning to end.
 func (r *run) live(t *testing.T) {
-	parent := "/dev/shm"
-	if st, err := os.Stat(parent); err != nil || !st.IsDir() {
-		parent = t.TempDir()
+	parent := os.Getenv(foldersEnv)
+	if parent == "" {
+		parent = memoryFolder(t)
 	}
-	dir, err := os.MkdirTemp(parent, "kvferry-chaos-")
+	dir, err := os.MkdirTemp(parent, folderPattern)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +245,7 @@ func (r *run) live(t *testing.T) {
 func (r *run) killAt(at string) {
 	name := at
 	if rest, ok := strings.CutPrefix(at, "kvferry-"); ok {
-		name, _, _ = strings.Cut(rest, "-")
+		name, _, _ = strings.Cut(rest, "@")
 	} else if rest, ok := strings.CutPrefix(at, r.dir+"/"); ok {
 		name, _, _ = strings.Cut(rest, "-")
 	}

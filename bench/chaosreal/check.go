@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/bench/refengine"
+	"github.com/kvferry/kvferry/internal/daemon"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
 
@@ -353,7 +354,7 @@ var stateFiles = []string{"sessions.db", "paths.json", "calibration.json", "plan
 
 // arenaFiles are the engine's arena and its index, which outlast the daemon.
 func (n *node) arenaFiles() []string {
-	arena := "kvferry-" + n.name + "-" + engineID
+	arena := daemon.ArenaPrefix(n.name) + engineID
 	return []string{arena, arena + "+index"}
 }
 

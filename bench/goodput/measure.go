@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
+	"github.com/kvferry/kvferry/bench/results"
 	"github.com/kvferry/kvferry/transfer"
 )
 
@@ -169,7 +169,7 @@ func (m *Measure) fill(res transfer.Result, samples []int64, rec *recorder) {
 		for _, s := range l {
 			sum += s
 		}
-		m.ChunkP50, m.ChunkP99, m.ChunkMean = ptr(quantile(l, 0.5)), ptr(quantile(l, 0.99)), ptr(sum/float64(len(l)))
+		m.ChunkP50, m.ChunkP99, m.ChunkMean = ptr(results.Quantile(l, 0.5)), ptr(results.Quantile(l, 0.99)), ptr(sum/float64(len(l)))
 	}
 }
 
@@ -197,9 +197,7 @@ func ramp(samples []int64) *float64 {
 	for i, s := range samples {
 		rates[i], last = float64(s-last), s
 	}
-	steady := slices.Clone(rates[len(rates)/2:])
-	slices.Sort(steady)
-	want := 0.9 * quantile(steady, 0.5)
+	want := 0.9 * results.Median(rates[len(rates)/2:])
 	if want <= 0 {
 		return nil
 	}
@@ -209,16 +207,6 @@ func ramp(samples []int64) *float64 {
 		}
 	}
 	return nil
-}
-
-// quantile of ascending values, not empty, interpolated (type 7 of Hyndman and Fan, 1996).
-func quantile(v []float64, q float64) float64 {
-	at := q * float64(len(v)-1)
-	i := int(at)
-	if i+1 >= len(v) {
-		return v[len(v)-1]
-	}
-	return v[i] + (at-float64(i))*(v[i+1]-v[i])
 }
 
 func ptr[T any](v T) *T { return &v }

@@ -38,18 +38,6 @@ func TestRamp(t *testing.T) {
 	}
 }
 
-func TestQuantile(t *testing.T) {
-	v := []float64{1, 2, 3, 4}
-	for q, want := range map[float64]float64{0: 1, 0.5: 2.5, 1: 4, 0.25: 1.75, 0.99: 3.97} {
-		if got := quantile(v, q); math.Abs(got-want) > 1e-12 {
-			t.Errorf("quantile %v of %v is %v, want %v", q, v, got, want)
-		}
-	}
-	if got := quantile([]float64{7}, 0.99); got != 7 {
-		t.Errorf("quantile of one value is %v", got)
-	}
-}
-
 // TestRecorder lands pages in any order and holds every chunk to be counted once, when its last page is in.
 func TestRecorder(t *testing.T) {
 	const blocks, pages, pageBytes = 3, 40, 64 << 10 // chunks of 16, 16 and 8 pages

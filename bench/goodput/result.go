@@ -214,8 +214,7 @@ func (o *Outcome) medianOf(f func(*Measure) *float64) *float64 {
 	if len(v) == 0 {
 		return nil
 	}
-	slices.Sort(v)
-	return ptr(quantile(v, 0.5))
+	return ptr(results.Median(v))
 }
 
 func (o *Outcome) samples(f func(*Measure) *float64) []float64 {

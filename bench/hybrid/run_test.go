@@ -4,10 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"encoding/xml"
 	"errors"
-	"image/png"
-	"io"
 	"math"
 	"path/filepath"
 	"reflect"
@@ -17,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/bench/results"
+	"github.com/kvferry/kvferry/bench/results/resultstest"
 	"github.com/kvferry/kvferry/planner"
 )
 
@@ -239,29 +237,7 @@ func checkText(t *testing.T, res *Result) {
 			t.Errorf("the tables lack %q:\n%s", want, b.String())
 		}
 	}
-	checkPicture(t, res.Plot())
-}
-
-func checkPicture(t *testing.T, p results.Plot) {
-	t.Helper()
-	raster, err := p.PNG()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := png.Decode(bytes.NewReader(raster)); err != nil {
-		t.Error(err)
-	}
-	vector, err := p.SVG()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for d := xml.NewDecoder(bytes.NewReader(vector)); ; {
-		if _, err := d.Token(); errors.Is(err, io.EOF) {
-			return
-		} else if err != nil {
-			t.Fatal(err)
-		}
-	}
+	resultstest.CheckPicture(t, res.Plot())
 }
 
 // The same run again is the same, on however many processors; another seed is another.
@@ -302,7 +278,7 @@ func TestInterruptedAtOnce(t *testing.T) {
 	if err := f.Validate(); err != nil || !f.Interrupted {
 		t.Errorf("file: %v, interrupted %v", err, f.Interrupted)
 	}
-	checkPicture(t, res.Plot())
+	resultstest.CheckPicture(t, res.Plot())
 }
 
 func TestValidate(t *testing.T) {

@@ -4,10 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"encoding/xml"
 	"errors"
-	"image/png"
-	"io"
 	"math"
 	"path/filepath"
 	"strings"
@@ -15,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/bench/results"
+	"github.com/kvferry/kvferry/bench/results/resultstest"
 	"github.com/kvferry/kvferry/bench/wan"
 )
 
@@ -125,29 +123,7 @@ func checkText(t *testing.T, res *Result) {
 			t.Errorf("the tables lack %q:\n%s", want, b.String())
 		}
 	}
-	checkPicture(t, res.Plot())
-}
-
-func checkPicture(t *testing.T, p results.Plot) {
-	t.Helper()
-	raster, err := p.PNG()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := png.Decode(bytes.NewReader(raster)); err != nil {
-		t.Error(err)
-	}
-	vector, err := p.SVG()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for d := xml.NewDecoder(bytes.NewReader(vector)); ; {
-		if _, err := d.Token(); errors.Is(err, io.EOF) {
-			return
-		} else if err != nil {
-			t.Fatal(err)
-		}
-	}
+	resultstest.CheckPicture(t, res.Plot())
 }
 
 func TestSimulatorOnly(t *testing.T) {
@@ -169,7 +145,7 @@ func TestSimulatorOnly(t *testing.T) {
 		t.Error("the link is among the parameters of a run without it")
 	}
 	checkShape(t, f)
-	checkPicture(t, res.Plot())
+	resultstest.CheckPicture(t, res.Plot())
 	for _, name := range []string{"wait/simulator/ps/lognormal/0.6", "crossover/M/M/1", "crossover/processor_sharing+own_size"} {
 		if _, ok := f.Metric(name); !ok {
 			t.Errorf("no metric %q", name)
@@ -207,7 +183,7 @@ func TestInterruptedAtOnce(t *testing.T) {
 	if err := f.Validate(); err != nil || !f.Interrupted {
 		t.Errorf("file: %v, interrupted %v", err, f.Interrupted)
 	}
-	checkPicture(t, res.Plot())
+	resultstest.CheckPicture(t, res.Plot())
 }
 
 func TestValidate(t *testing.T) {

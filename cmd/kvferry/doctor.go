@@ -144,6 +144,9 @@ func (a *app) askDaemon(ctx context.Context) (*doctor.Daemon, error) {
 	d := &doctor.Daemon{Node: st.GetNode().GetNodeId(), Region: st.GetNode().GetRegionId(), Incarnation: st.GetNode().GetIncarnation(), Version: st.GetVersion(), PID: pid}
 	for _, ar := range st.GetArenas() {
 		d.ArenaBytes += ar.GetSlots() * ar.GetBlockBytes()
+		if ar.GetBroken() {
+			d.Broken = append(d.Broken, ar.GetEngineId())
+		}
 		if ar.GetPinNote() != "" {
 			d.PinNotes = append(d.PinNotes, ar.GetEngineId()+": "+ar.GetPinNote())
 		}

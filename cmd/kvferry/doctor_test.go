@@ -10,7 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
 	"github.com/kvferry/kvferry/internal/daemon"
+	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
 
 // daemonPair is two daemons on real sockets that know each other.
@@ -26,6 +30,11 @@ func newDaemonPair(t *testing.T) *daemonPair {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	arenas, err := os.MkdirTemp("/dev/shm", "kvferry-test-") // others' arenas are none of these daemons'
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(arenas) })
 	p := &daemonPair{dir: dir, configs: map[string]string{}}
 	if r := run(t, "certs", "init", "--dir", dir); r.code != exitOK {
 		t.Fatal(r.stderr)
@@ -46,7 +55,7 @@ func newDaemonPair(t *testing.T) *daemonPair {
 			Listen: daemon.ListenConfig{Unix: filepath.Join(dir, n+".sock"), QUIC: packets[n].LocalAddr().String(), GRPC: "off", Admin: "off"},
 			TLS:    daemon.TLSConfig{CA: filepath.Join(dir, "ca.crt"), Cert: filepath.Join(dir, n+".crt"), Key: filepath.Join(dir, n+".key")},
 			Peers:  []daemon.PeerConfig{{Node: peer, Region: "r-" + peer, Address: packets[peer].LocalAddr().String()}},
-			Arena:  daemon.ArenaConfig{Bytes: 1 << 20, Lock: &lock}, StateDir: filepath.Join(dir, "state-"+n),
+			Arena:  daemon.ArenaConfig{Dir: arenas, Bytes: 1 << 20, Lock: &lock}, StateDir: filepath.Join(dir, "state-"+n),
 		}
 		data, err := cfg.YAML()
 		if err != nil {
@@ -110,6 +119,44 @@ func TestDoctorBesideDaemons(t *testing.T) {
 	}
 	r = run(t, "doctor", "--addr", addr)
 	wantText(t, r.stdout, "peer.b.udp ok", "config unknown", "0 failures")
+}
+
+// An arena whose file is gone is named, with its engine, as the running daemon tells it.
+func TestDoctorSeesLostArena(t *testing.T) {
+	t.Parallel()
+	p := newDaemonPair(t)
+	addr := "unix://" + filepath.Join(p.dir, "a.sock")
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	reg, err := pb.NewEngineServiceClient(conn).RegisterEngine(t.Context(), &pb.RegisterEngineRequest{EngineId: "vllm-0", World: 1, Layout: &pb.Layout{
+		ModelId: "test", Dtype: pb.Dtype_DTYPE_BF16, Kind: pb.LayoutKind_LAYOUT_KIND_GQA, Layers: 4, KvHeads: 2, HeadDim: 16, BlockTokens: 16,
+		PositionScheme: "rope", HashAlgorithm: "sha256_chain", HashSeed: "0", SaltPolicy: "none",
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"doctor", "--config", p.configs["a"], "-o", "json"}
+	if f := finding(t, run(t, args...), "arena.files"); f["status"] != "ok" || !strings.Contains(f["detail"].(string), "1 arenas of node a") {
+		t.Errorf("%v", f)
+	}
+	if err := os.Remove(reg.GetArenaPath()); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; { // the daemon looks every second
+		f := finding(t, run(t, args...), "arena.files")
+		if f["status"] == "fail" {
+			if !strings.Contains(f["detail"].(string), "the memory of engine vllm-0 is gone") || !strings.Contains(f["fix"].(string), "restart engine vllm-0") {
+				t.Errorf("%v", f)
+			}
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%v", f)
+		}
+	}
 }
 
 func TestDoctorFails(t *testing.T) {

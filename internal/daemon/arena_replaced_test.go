@@ -161,18 +161,18 @@ func TestEngineOutlivesDaemon(t *testing.T) {
 // A daemon that starts removes the arenas of its own that nobody holds, and nothing else.
 func TestOrphanedArenas(t *testing.T) {
 	var dir string
-	want := map[string]bool{"kvferry-b-e": true, "kvferry-a-held": true, "kvferry-a-folder": true, "other": true}
+	want := map[string]bool{"kvferry-b@e": true, "kvferry-a@held": true, "kvferry-a@folder": true, "kvferry-a-b@e": true, "other": true}
 	newRealNode(t, func(c *Config, _ *Parts) {
 		dir = c.Arena.Dir
-		for _, name := range []string{"kvferry-a-e", "kvferry-a-old.engine", "kvferry-b-e", "kvferry-a-held", "other"} {
+		for _, name := range []string{"kvferry-a@e", "kvferry-a@old.engine", "kvferry-b@e", "kvferry-a@held", "kvferry-a-b@e", "other"} {
 			if err := os.WriteFile(filepath.Join(dir, name), make([]byte, 4096), 0o660); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := os.Mkdir(filepath.Join(dir, "kvferry-a-folder"), 0o700); err != nil {
+		if err := os.Mkdir(filepath.Join(dir, "kvferry-a@folder"), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		held := openArena(t, filepath.Join(dir, "kvferry-a-held"))
+		held := openArena(t, filepath.Join(dir, "kvferry-a@held"))
 		if err := unix.Flock(int(held.Fd()), unix.LOCK_EX); err != nil {
 			t.Fatal(err)
 		}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -208,6 +209,26 @@ func TestAuditFile(t *testing.T) {
 	a.grant(auditStart, "self")
 	if was, is := len(readAudit(t, path+".1")), len(readAudit(t, path)); was != 2 || is != 1 {
 		t.Errorf("%d lines in the old file, %d in the new one, want 2 and 1", was, is)
+	}
+	if err := errors.Join(os.Rename(path, path+".2"), os.Mkdir(path, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.reopen(); err == nil || !strings.Contains(err.Error(), "audit_log") {
+		t.Errorf("a folder is opened: %v", err)
+	}
+	a.grant(auditStart, "self")
+	if n := len(readAudit(t, path+".2")); n != 2 {
+		t.Errorf("%d lines in the file that was open, want 2: what can't be opened loses none", n)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.reopen(); err != nil {
+		t.Fatal(err)
+	}
+	a.grant(auditStart, "self")
+	if n := len(readAudit(t, path)); n != 1 {
+		t.Errorf("%d lines in the new file, want 1", n)
 	}
 	if err := a.close(); err != nil {
 		t.Error(err)

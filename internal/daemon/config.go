@@ -124,7 +124,7 @@ type ArenaConfig struct {
 	Group int `yaml:"group"`
 	// Keep is how long, once the daemon is back, the arena of an engine stays that does not register again, 1s to 8760h. Arenas outlast the
 	// daemon, however it ends, and an engine that registers again with the same layout and size finds its blocks. A daemon that is not started again leaves its arenas
-	// in dir, where they take their memory: remove kvferry-NODE-* there. Default 1h. Negative: arenas end with the daemon.
+	// in dir, where they take their memory: remove kvferry-NODE@* there; `kvferry doctor` lists them. Default 1h. Negative: arenas end with the daemon.
 	Keep time.Duration `yaml:"keep"`
 }
 

@@ -88,12 +88,10 @@ type engines struct {
 func newEngines(node string, cfg ArenaConfig, agent *transfer.Agent, offers *offers, log *slog.Logger) *engines {
 	e := &engines{node: node, cfg: cfg, agent: agent, offers: offers, log: log}
 	e.mu.byID, e.mu.ending, e.mu.ended = map[string]*engine{}, map[*engine]struct{}{}, map[string]kvstore.ArenaStats{}
+	e.takeFormerNames()
 	e.sweepKept(time.Now())
 	return e
 }
-
-// prefix begins the names of this node's arena files.
-func (r *engines) prefix() string { return "kvferry-" + r.node + "-" }
 
 // newArenaID names one opening of one arena.
 func newArenaID() string {
@@ -171,7 +169,9 @@ func (d *Daemon) lookAtArena(e *engine) {
 	if e.arena.Stats().Broken {
 		return
 	}
-	if err := e.arena.CheckFile(); errors.Is(err, kvstore.ErrArenaFault) {
+	err := e.arena.CheckFile()
+	e.arena.NoteAlive()
+	if errors.Is(err, kvstore.ErrArenaFault) {
 		d.log.LogAttrs(context.Background(), slog.LevelError, "an arena's memory is gone: its engine gets another when it registers again", slog.String("engine_id", e.id),
 			slog.String("arena", e.arena.Path()), slog.Any("error", err))
 	}
@@ -273,7 +273,7 @@ func (r *engines) open(reg registration) (*engine, error) {
 	if bytes == 0 {
 		bytes = r.cfg.Bytes
 	}
-	name := r.prefix() + reg.id
+	name := ArenaPrefix(r.node) + reg.id
 	if left := r.cfg.MaxBytes - used - r.makeRoom(name, bytes+used-r.cfg.MaxBytes); bytes > left {
 		return nil, failf(ReasonArenaSpace, "ask for less, or raise arena.max_bytes", "engine %q asks for %d bytes, %d of arena.max_bytes are left", reg.id, bytes, left)
 	}

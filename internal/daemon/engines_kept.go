@@ -23,6 +23,28 @@ type keptArenas struct {
 // keptEvery is how often kept arenas are looked at, while there are any.
 const keptEvery = 10 * time.Second
 
+// ArenaPrefix begins the names of a node's arena files in arena.dir; an engine's id follows. Neither has an '@', so that a file is of one engine of one node.
+func ArenaPrefix(node string) string { return "kvferry-" + node + "@" }
+
+// takeFormerNames gives kept arenas whose names have a '-' between node and engine the names that engines look for. Two engines may have shared such a name: whose it
+// is, the index says.
+func (r *engines) takeFormerNames() {
+	former := "kvferry-" + r.node + "-"
+	files, err := kvstore.ListArenas(r.cfg.Dir, former)
+	for _, f := range files {
+		node, engine, ok := strings.Cut(f.Identity, "/")
+		if !ok || node != r.node || filepath.Base(f.Path) != former+engine || f.InUse {
+			continue
+		}
+		if _, rerr := kvstore.RenameArena(r.cfg.Dir, former+engine, ArenaPrefix(node)+engine, f.Identity); rerr != nil {
+			err = errors.Join(err, rerr)
+		}
+	}
+	if err != nil { // engines find nothing of before
+		r.log.LogAttrs(context.Background(), slog.LevelWarn, "look for arenas of earlier releases", slog.Any("error", err))
+	}
+}
+
 // identity is what the arena of an engine is kept under; "": it is not.
 func (r *engines) identity(engine string) string {
 	if r.cfg.Keep < 0 {
@@ -48,11 +70,9 @@ func (r *engines) sweepKept(now time.Time) {
 // dropKeptLocked removes those of this node's arenas without a process that keep does not want. r.opening is held.
 func (r *engines) dropKeptLocked(keep func(kvstore.KeptArena) bool) {
 	nameless := map[string]bool{}
-	removed, kept, err := kvstore.RemoveStaleArenas(r.cfg.Dir, r.prefix(), func(k kvstore.KeptArena) bool {
+	removed, kept, err := kvstore.RemoveStaleArenas(r.cfg.Dir, ArenaPrefix(r.node), func(k kvstore.KeptArena) bool {
 		nameless[k.Path] = k.Identity == ""
-		// Another node's name may begin with this one's.
-		node, _, ok := strings.Cut(k.Identity, "/")
-		return ok && (node != r.node || keep(k))
+		return k.Identity != "" && keep(k)
 	})
 	for _, path := range removed {
 		if nameless[path] && r.cfg.Keep >= 0 {
@@ -64,7 +84,7 @@ func (r *engines) dropKeptLocked(keep func(kvstore.KeptArena) bool) {
 	if err != nil { // the memory is missed, nothing else
 		r.log.LogAttrs(context.Background(), slog.LevelWarn, "look for arenas of earlier starts", slog.Any("error", err))
 	}
-	r.kept.list = slices.DeleteFunc(kept, func(k kvstore.KeptArena) bool { return !strings.HasPrefix(k.Identity, r.node+"/") })
+	r.kept.list = kept
 }
 
 // makeRoom removes kept arenas, the longest unwanted first, until no more than room bytes are missing of arena.max_bytes, and returns how many

@@ -68,7 +68,11 @@ func (d *Daemon) reloadFiles(force bool) error {
 	defer d.reloads.mu.Unlock()
 	var errs []error
 	if force {
-		errs = append(errs, d.audit.reopen())
+		err := d.audit.reopen()
+		if err != nil {
+			d.log.LogAttrs(context.Background(), slog.LevelError, "audit_log can't be opened anew: lines go on into the file that was open", slog.Any("error", err))
+		}
+		errs = append(errs, err)
 	}
 	if d.certs != nil {
 		errs = append(errs, d.reloadOne(fileCertificate, auditCert, force, d.certs.Reload, func() {}))

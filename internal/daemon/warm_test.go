@@ -88,7 +88,7 @@ func TestWarmRestartMigratesBack(t *testing.T) {
 				}
 				r.a = r.addNode(0)
 				r.ea = r.a.register("e", testLayout(), 4<<20)
-				if r.ea.reg.GetArenaId() == stale.GetArenaId() || r.ea.reg.GetArenaPath() != filepath.Join(d.of["a"][1], "kvferry-a-e") {
+				if r.ea.reg.GetArenaId() == stale.GetArenaId() || r.ea.reg.GetArenaPath() != filepath.Join(d.of["a"][1], "kvferry-a@e") {
 					t.Errorf("registered with %v", r.ea.reg)
 				}
 				_, err := r.a.engine.LookupBlocks(context.Background(), &pb.LookupBlocksRequest{EngineId: "e", ArenaId: stale.GetArenaId(), Keys: keys})
@@ -176,7 +176,7 @@ func TestKeptArenasGo(t *testing.T) {
 			keys[id] = chain(id, 4)
 			e.write("", keys[id])
 		}
-		other := filepath.Join(d.of["a"][1], "kvferry-a-b-x")
+		other := filepath.Join(d.of["a"][1], "kvferry-a-b@x")
 		for _, suffix := range []string{"", "+index"} { // of node a-b
 			b, err := os.ReadFile(f.nodes["a"].d.engines.list()[0].arena.Path() + suffix)
 			if err == nil {
@@ -195,7 +195,7 @@ func TestKeptArenasGo(t *testing.T) {
 			}
 			for _, f := range files {
 				if !strings.HasSuffix(f.Name(), "+index") {
-					got = append(got, strings.TrimPrefix(f.Name(), "kvferry-a-"))
+					got = append(got, strings.TrimPrefix(f.Name(), "kvferry-a"))
 				}
 			}
 			if strings.Join(got, " ") != strings.Join(want, " ") {
@@ -203,20 +203,20 @@ func TestKeptArenasGo(t *testing.T) {
 			}
 		}
 		f.restart("a")
-		left("b-x", "e1", "e2", "e3")
+		left("-b@x", "@e1", "@e2", "@e3")
 		time.Sleep(30 * time.Second)
 		f.restart("a") // does not begin the wait again
 		e2 := f.nodes["a"].register("e2", testLayout(), 1<<20)
 		e2.check("", keys["e2"])
 		time.Sleep(45 * time.Second)
-		left("b-x", "e2")
+		left("-b@x", "@e2")
 		e2.check("", keys["e2"])
 
 		f.nodes["a"].register("e3", testLayout(), 1<<20).write("", keys["e3"])
 		f.restart("a")
-		left("b-x", "e2", "e3")
+		left("-b@x", "@e2", "@e3")
 		f.nodes["a"].register("large", testLayout(), 3<<20) // one of them goes
-		if files, _ := filepath.Glob(filepath.Join(d.of["a"][1], "kvferry-a-e?")); len(files) != 1 {
+		if files, _ := filepath.Glob(filepath.Join(d.of["a"][1], "kvferry-a@e?")); len(files) != 1 {
 			t.Errorf("left are %v, want one", files)
 		}
 		_, err := f.nodes["a"].engine.RegisterEngine(context.Background(), &pb.RegisterEngineRequest{EngineId: "more", Layout: testLayout(), ArenaBytes: 2 << 20})

@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -340,6 +341,33 @@ func TestBroken(t *testing.T) {
 				s.fs[s.setup.Config.StateDir] = doctor.Filesystem{Type: "tmpfs", Memory: true, Free: 8 << 30}
 			},
 			"state_dir", doctor.Warn, "is on tmpfs", "set state_dir to", nil,
+		},
+		{
+			"state_dir is nearly full", func(s *scene) {
+				s.fs[s.setup.Config.StateDir] = doctor.Filesystem{Type: "ext4", Free: 64<<20 - 1}
+			},
+			"state_dir", doctor.Warn, "is nearly full, 64 MiB are left", "df -h ", nil,
+		},
+		{
+			"state_dir is full", func(s *scene) {
+				s.fs[s.setup.Config.StateDir] = doctor.Filesystem{Type: "tmpfs", Memory: true, Free: 1<<20 - 1}
+			},
+			"state_dir", doctor.Fail, "Then hand-overs are refused", "set state_dir to another disk", nil,
+		},
+		{
+			"quota of state_dir is used up", func(s *scene) {
+				s.setup.Host.Room = func(dir string, bytes int64) error {
+					if dir != s.setup.Config.StateDir || bytes != 1<<20 {
+						s.t.Errorf("%d bytes in %s", bytes, dir)
+					}
+					return syscall.EDQUOT
+				}
+			},
+			"state_dir", doctor.Fail, "quota exceeded", "df -h ", nil,
+		},
+		{
+			"an arena's memory is gone", func(s *scene) { s.setup.Daemon.Broken = []string{"vllm-0"} },
+			"arena.files", doctor.Fail, "the memory of engine vllm-0 is gone", "restart engine vllm-0: it registers again", nil,
 		},
 		{
 			"endpoint that is no engine", func(s *scene) { s.setup.Engines[0] = serveText(s.t, "# TYPE go_goroutines gauge\ngo_goroutines 7\n") },

@@ -77,7 +77,7 @@ func (d *doctor) checkArenaSpace(context.Context) Finding {
 	if d.Daemon != nil {
 		used = d.Daemon.ArenaBytes
 	}
-	used = max(used, arenaFiles(a.Dir, d.Config.Node.ID)) // those that a daemon left count, too: it takes them over, or they make way
+	used = max(used, d.arenaBytes()) // those that a daemon left count, too: it takes them over, or they make way
 	room := fsys.Free + used
 	fix := func(bytes int64) string {
 		return fmt.Sprintf("mount -o remount,size=%dM %s (in a container --shm-size, or an emptyDir with medium Memory); or set a smaller arena.bytes", (bytes+1<<20-1)>>20, a.Dir)
@@ -96,6 +96,13 @@ func (d *doctor) checkArenaSpace(context.Context) Finding {
 	return ok("%s has %s free%s; an arena has %s", a.Dir, size(fsys.Free), holds, size(a.Bytes))
 }
 
+const (
+	// stateLeast is what a hand-over may need: its record, and the pages of the tree above it, several times over.
+	stateLeast = 1 << 20
+	// stateSpare is below what a day of sessions may take: plans alone have up to 16 MiB, twice while they are written.
+	stateSpare = 64 << 20
+)
+
 func (d *doctor) checkStateDir(context.Context) Finding {
 	if f, isSet := d.settings(); !isSet {
 		return f
@@ -110,13 +117,21 @@ func (d *doctor) checkStateDir(context.Context) Finding {
 		return fail("install -d -o USER -m 700 "+dir+", USER being that of kvferryd; or "+fix, "%s can't be written by uid %d: %v", at, os.Geteuid(), err)
 	}
 	fsys, err := d.Host.Filesystem(at)
-	switch {
-	case err != nil:
+	if err != nil {
 		return unknown("%s can be written; its filesystem: %v", at, err)
+	}
+	makeRoom := "make room (df -h " + at + "; df -i " + at + "), or set state_dir to another disk"
+	const consequence = "hand-overs are refused, and plans and measurements are not kept"
+	if err := d.Host.Room(at, stateLeast); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		return fail(makeRoom, "%s (%s) can't take %s more: %v. Then %s", dir, fsys.Type, size(stateLeast), err, consequence)
+	}
+	switch {
+	case fsys.Free >= 0 && fsys.Free < stateLeast:
+		return fail(makeRoom, "%s (%s) has %s left, less than %s. Then %s", dir, fsys.Type, size(fsys.Free), size(stateLeast), consequence)
+	case fsys.Free >= 0 && fsys.Free < stateSpare:
+		return warn(makeRoom, "%s (%s) is nearly full, %s are left. When it is full %s", dir, fsys.Type, size(fsys.Free), consequence)
 	case fsys.Memory:
 		return warn(fix, "%s is on %s: who owns which session is forgotten when the host restarts", dir, fsys.Type)
-	case fsys.Free >= 0 && fsys.Free < 64<<20:
-		return warn("df "+at+"; make room, or set state_dir to another disk", "%s has %s left", dir, size(fsys.Free))
 	}
 	if at != dir {
 		return ok("%s will be made; %s is on %s", dir, at, fsys.Type)
@@ -137,18 +152,4 @@ func existing(dir string) (string, error) {
 			return "", err
 		}
 	}
-}
-
-// arenaFiles is what a node's arenas take in dir, those that wait for their engines since a restart included.
-func arenaFiles(dir, node string) (bytes int64) {
-	names, err := filepath.Glob(filepath.Join(dir, "kvferry-"+node+"-*"))
-	if err != nil || node == "" {
-		return 0
-	}
-	for _, name := range names {
-		if st, err := os.Stat(name); err == nil && st.Mode().IsRegular() {
-			bytes += st.Size()
-		}
-	}
-	return bytes
 }

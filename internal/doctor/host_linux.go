@@ -39,6 +39,30 @@ func writable(dir string) error {
 	return unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
 }
 
+// takeRoom makes a file without a name in dir, has bytes allocated for it, and lets go of both.
+func takeRoom(dir string, bytes int64) error {
+	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EISDIR): // the filesystem, or the kernel, has none
+		return errors.ErrUnsupported
+	case err != nil:
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }() // nothing was written
+	for {
+		err := unix.Fallocate(fd, 0, 0, bytes)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+			return err
+		case err != nil: // not here
+			return errors.ErrUnsupported
+		}
+		return nil
+	}
+}
+
 // SocketOwner returns the process that listens on a unix socket, as the kernel noted it (SO_PEERCRED, unix(7)). It
 // connects, sends nothing, and waits 2 s at most. It returns the system's errors, or [errors.ErrUnsupported].
 func SocketOwner(path string) (pid int, err error) {

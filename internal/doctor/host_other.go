@@ -19,5 +19,8 @@ func writable(dir string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
+// takeRoom can't be tried here.
+func takeRoom(string, int64) error { return errors.ErrUnsupported }
+
 // SocketOwner returns the process that listens on a unix socket. It returns [errors.ErrUnsupported] here.
 func SocketOwner(string) (pid int, err error) { return 0, errors.ErrUnsupported }

@@ -111,7 +111,7 @@ func TestRealMounts(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	// What a daemon left for its engines to find is room of its own.
-	if err := os.WriteFile(filepath.Join(dir, "kvferry-n-e"), make([]byte, 512<<10), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "kvferry-n@e"), make([]byte, 512<<10), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for node, want := range map[string]doctor.Status{"n": doctor.OK, "m": doctor.Fail} {
@@ -129,6 +129,60 @@ func TestRealMounts(t *testing.T) {
 	if f := find(t, configured(daemon.Config{StateDir: filepath.Join(dir, "state")}), "state_dir"); f.Status != doctor.Fail || !strings.Contains(f.Detail, "read-only file system") {
 		t.Errorf("%+v", f)
 	}
+}
+
+// A real tmpfs as state_dir: with room, nearly full, full, and out of inodes.
+func TestRealStateDirFull(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounts a tmpfs, which takes root; TestStateDirRoom has the same with a filesystem made up")
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=80m,nr_inodes=100"); err != nil {
+		t.Skipf("mount: %v; TestStateDirRoom has the same with a filesystem made up", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	fill := func(bytes int64) {
+		t.Helper()
+		f, err := os.OpenFile(filepath.Join(dir, "fill"), os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := unix.Fallocate(int(f.Fd()), 0, 0, bytes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	look := func(status doctor.Status, detail, fix string) {
+		t.Helper()
+		before, _ := os.ReadDir(dir)
+		f := find(t, configured(daemon.Config{StateDir: filepath.Join(dir, "state")}), "state_dir")
+		if f.Status != status || !strings.Contains(f.Detail, detail) || !strings.Contains(f.Fix, fix) {
+			t.Errorf("%+v, want %v with %q and %q", f, status, detail, fix)
+		}
+		if after, _ := os.ReadDir(dir); len(after) != len(before) {
+			t.Errorf("looking leaves %v", after)
+		}
+	}
+	look(doctor.Warn, "is on tmpfs: who owns which session is forgotten", "set state_dir to")
+	fill(40 << 20)
+	look(doctor.Warn, "nearly full, 40 MiB are left", "df -h "+dir)
+	fill(80<<20 - 512<<10)
+	look(doctor.Fail, "can't take 1 MiB more: no space left on device", "df -h "+dir)
+	fill(80 << 20)
+	look(doctor.Fail, "no space left on device. Then hand-overs are refused", "or set state_dir to another disk")
+	if err := os.Remove(filepath.Join(dir, "fill")); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 100 {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), nil, 0o600); err != nil {
+			break
+		}
+	}
+	look(doctor.Fail, "no space left on device", "df -i "+dir)
 }
 
 // The fix for a GPU that is not there must not stop a host without one.

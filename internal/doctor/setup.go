@@ -55,6 +55,8 @@ type Daemon struct {
 	PID int
 	// ArenaBytes is the size of its arenas.
 	ArenaBytes int64
+	// Broken are the engines whose arenas' memory is gone: somebody truncated or removed the file.
+	Broken []string
 	// PinNotes say why arenas are not locked, one entry an arena that is not.
 	PinNotes []string
 	// Links are its links.
@@ -76,6 +78,9 @@ type Host struct {
 	ReadFile func(path string) ([]byte, error)
 	// Filesystem describes the filesystem that holds path.
 	Filesystem func(path string) (Filesystem, error)
+	// Room takes so many bytes in a folder for a moment, under no name, and returns why it can't; [errors.ErrUnsupported] where that
+	// can't be tried.
+	Room func(dir string, bytes int64) error
 	// Now is the time that certificates are held to.
 	Now func() time.Time
 	// GPU reads the GPUs.
@@ -89,6 +94,9 @@ func (h Host) withDefaults() Host {
 	if h.Filesystem == nil {
 		h.Filesystem = filesystem
 	}
+	if h.Room == nil {
+		h.Room = takeRoom
+	}
 	if h.Now == nil {
 		h.Now = time.Now
 	}
@@ -101,8 +109,9 @@ func (h Host) withDefaults() Host {
 // doctor is a Setup with what its checks share.
 type doctor struct {
 	Setup
-	tls         func() *identity // our certificate, read once
-	bound       func() error     // what binding listen.quic gives, tried once
+	tls         func() *identity            // our certificate, read once
+	bound       func() error                // what binding listen.quic gives, tried once
+	arenas      func() ([]arenaFile, error) // all nodes' in arena.dir, looked at once
 	peers       []*peer
 	gpus        gpus
 	maxBytesSet bool // arena.max_bytes is in the file; its default is no promise
@@ -119,6 +128,7 @@ func Checks(s Setup) []Check {
 	d := &doctor{Setup: s, maxBytesSet: maxBytesSet}
 	d.tls = sync.OnceValue(d.readIdentity)
 	d.bound = sync.OnceValue(d.tryListen)
+	d.arenas = sync.OnceValues(d.listArenas)
 	d.peers = d.listPeers()
 	checks := []Check{
 		{"config", d.checkConfig},
@@ -147,6 +157,8 @@ func Checks(s Setup) []Check {
 		Check{"host.clock", d.checkClock},
 		Check{"arena.dir", d.checkArenaDir},
 		Check{"arena.space", d.checkArenaSpace},
+		Check{"arena.files", d.checkArenaFiles},
+		Check{"arena.stale", d.checkStale},
 		Check{"state_dir", d.checkStateDir},
 		Check{"gpu", d.checkGPU},
 	)

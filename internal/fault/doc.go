@@ -48,7 +48,7 @@
 //
 // A line a fault: seconds since the start, shot as it was struck, and where:
 //
-//	12.345 commit:3:kill at kvferry-a-e
+//	12.345 commit:3:kill at kvferry-a@e
 //
 // # Concurrency
 //
