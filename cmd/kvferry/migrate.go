@@ -253,8 +253,10 @@ func (v migrationView) table(w io.Writer) {
 	row(w, "state:", v.State)
 	row(w, "session:", v.SessionID+tenantText(v.Tenant))
 	switch {
+	case v.Shadow && v.Decided == "":
+		row(w, "mode:", "shadow: it did not come to a decision, and nothing moved")
 	case v.Shadow:
-		row(w, "mode:", "shadow: "+orDefault(v.Decided, "nothing was decided")+" was decided, and nothing moved")
+		row(w, "mode:", "shadow: "+v.Decided+" was decided, and nothing moved")
 	case v.Decided != "" && v.Decided != v.Mode:
 		row(w, "mode:", v.Mode+", "+v.Decided+" was decided")
 	default:

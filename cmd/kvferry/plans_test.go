@@ -97,6 +97,9 @@ func TestMigrateShadow(t *testing.T) {
 	if d.last().(*pb.MigrateRequest).GetShadow() {
 		t.Error("shadow was asked for without the flag")
 	}
+	report.Decided = pb.Mode_MODE_UNSPECIFIED
+	wantText(t, run(t, "migrate", "--addr", addr, "--session", "chat").stdout, "mode: shadow: it did not come to a decision, and nothing moved")
+	report.Decided = pb.Mode_MODE_FETCH
 	report.Shadow, report.Mode = false, pb.Mode_MODE_RECOMPUTE
 	wantText(t, run(t, "migrate", "--addr", addr, "--session", "chat").stdout, "mode: recompute, fetch was decided")
 }

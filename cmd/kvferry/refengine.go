@@ -29,6 +29,7 @@ A turn with "migration" (the id that Migrate answers) and "commit" runs beside a
 it is granted, and loads the others as they land.`,
 		Example: `  kvferry refengine --daemon unix:///run/kvferry/kvferry.sock --id ref --listen 127.0.0.1:8000
   curl -s localhost:8000/generate -d '{"tokens":[1,2,3],"max_new":8,"use_cache":true}'
+  curl -s localhost:8000/generate -d '{"session":"chat-17","tokens":[1,2,3],"max_new":29,"use_cache":true,"commit":true,"publish":true}'
   curl -s localhost:8000/generate -d '{"session":"chat-17","tokens":[1,2,3],"max_new":8,"use_cache":true,"commit":true,"migration":"ID"}'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
