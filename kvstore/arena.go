@@ -218,7 +218,7 @@ func (a *Arena) closeLocked() error {
 
 func (a *Arena) usableLocked() error {
 	if a.mu.closed {
-		return fmt.Errorf("arena %s: %w", a.cfg.Name, ErrClosed)
+		return fmt.Errorf("arena %s: %w", a.cfg.Name, ErrArenaClosed)
 	}
 	if a.broken.Load() {
 		return fmt.Errorf("arena %s: %w", a.cfg.Name, ErrArenaFault)

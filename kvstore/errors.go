@@ -40,6 +40,8 @@ var (
 	ErrArenaInUse = errors.New("arena file is in use")
 	// ErrClosed means that the arena or session store is closed.
 	ErrClosed = errors.New("store is closed")
+	// ErrArenaClosed is the arena's ErrClosed, and matches it: another arena may have taken its place.
+	ErrArenaClosed error = arenaClosedError{}
 	// ErrSessionNotFound means that this node has no record of the session.
 	ErrSessionNotFound = errors.New("session not found")
 	// ErrSessionLimit means that the session store is full.
@@ -150,6 +152,13 @@ func (e *ArenaDirError) Error() string {
 	return fmt.Sprintf("%s is not on a memory filesystem (statfs type %#x), allowed: tmpfs, hugetlbfs, ramfs; use /dev/shm, or allow disk for tests",
 		e.Dir, e.FSType)
 }
+
+type arenaClosedError struct{}
+
+func (arenaClosedError) Error() string { return "arena is closed" }
+
+// Is makes it ErrClosed, too.
+func (arenaClosedError) Is(target error) bool { return target == ErrClosed }
 
 // NotOwnerError means that another node owns the session.
 type NotOwnerError struct {

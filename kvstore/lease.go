@@ -165,7 +165,7 @@ func (a *Arena) newLeaseIDLocked() LeaseID {
 // leaseLocked returns a lease that has not run out at now; one that has is dropped.
 func (a *Arena) leaseLocked(id LeaseID, now time.Time) (*lease, error) {
 	if a.mu.closed {
-		return nil, ErrClosed
+		return nil, ErrArenaClosed
 	}
 	l := a.mu.leases[id]
 	if l != nil && l.expiredAt(now) {

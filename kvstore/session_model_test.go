@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvferry/kvferry/kvstore"
 )
@@ -24,6 +25,7 @@ type nodeModel struct {
 	process int
 	answer  *kvstore.Session        // of a hand-over, on its way here
 	asked   *question               // not answered yet: it may be asked again
+	serves  bool                    // the session was to come here, so that an engine here may have it, whatever came of that
 	tell    map[kvstore.NodeID]bool // the others that have yet to hear that n owns the session
 }
 
@@ -65,9 +67,34 @@ func (f *fleetModel) announce(n *nodeModel) {
 	}
 }
 
+// begin is the beginning of a migration to n: it notes that the session is another node's.
+func (n *nodeModel) begin() {
+	n.serves = true
+	_ = n.store.MarkElsewhere("", "s", kvstore.Elsewhere{Since: time.Unix(1e9, 0)})
+}
+
+// publish has an engine at n publish the session, which it has prefilled although it may not have come here.
+func (n *nodeModel) publish() bool {
+	if !n.serves {
+		return false
+	}
+	_, err := n.store.Publish(session(1, 16))
+	return err == nil
+}
+
+// seek has n's migration find nobody who can be asked.
+func (f *fleetModel) seek(n *nodeModel) bool {
+	if _, ok := n.record(); ok || n.serves {
+		return false
+	}
+	n.begin()
+	return true
+}
+
 // pull has x ask y for the session, which answers or forwards; false: it has nothing to ask for, or y nothing to give.
 func (f *fleetModel) pull(x, y *nodeModel, repin uint64) bool {
 	s, ok := y.record()
+	x.begin()
 	if x == y || !ok || x.owns() || s.Owner != y.id && s.Owner != x.id {
 		return false
 	}
@@ -158,9 +185,9 @@ func (f *fleetModel) confirm(n *nodeModel) bool {
 	o := f.nodes[slices.IndexFunc(f.nodes, func(o *nodeModel) bool { return o.id == u.To })]
 	s, knows := o.record()
 	switch {
-	case knows && (s.RepinSeq > u.RepinSeq || s.RepinSeq == u.RepinSeq && s.Epoch >= u.Epoch):
+	case knows && (s.RepinSeq > u.RepinSeq || s.RepinSeq == u.RepinSeq && (s.Epoch > u.Epoch || s.Epoch == u.Epoch && s.Owner != n.id)):
 		return n.store.Confirm([]kvstore.Forwarded{u}) == nil
-	case o.answer == nil && o.incarnation() != u.Incarnation:
+	case o.answer == nil && o.asked == nil: // no migration runs there
 		if _, err := n.store.Reclaim(u); err != nil {
 			return false
 		}
@@ -194,6 +221,8 @@ func (f *fleetModel) steps() (names []string, do []func() bool) {
 			return f.takeOver(n, f.repin)
 		})
 		add(fmt.Sprintf("%s takes over by a number used before", n.id), func() bool { return f.repin > 0 && f.takeOver(n, f.repin) })
+		add(fmt.Sprintf("%s finds nobody", n.id), func() bool { return f.seek(n) })
+		add(fmt.Sprintf("%s publishes", n.id), n.publish)
 		add(fmt.Sprintf("%s restarts", n.id), func() bool { f.restart(n); return true })
 		add(fmt.Sprintf("%s confirms", n.id), func() bool { return f.confirm(n) })
 	}
@@ -239,7 +268,7 @@ func (f *fleetModel) heal() {
 }
 
 // TestOneOwner walks every order of hand-overs with their answers delivered late, lost and asked for again, takeovers, with a
-// re-pin number of their own or one used before, deaths, words of owners and reclaims, over two and three nodes. Without a
+// re-pin number of their own or one used before, deaths, words of owners, reclaims and publications at nodes that the session was to come to, over two and three nodes. Without a
 // takeover no two nodes own the session at any time; after a heal, exactly one does, and records lead to it.
 func TestOneOwner(t *testing.T) {
 	t.Parallel()

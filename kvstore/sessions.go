@@ -29,8 +29,9 @@ type Sessions struct {
 	damaged error // the file can't be changed any more; guarded by write
 	mu      struct {
 		sync.RWMutex
-		closed  bool
-		records map[sessionKey]record
+		closed    bool
+		records   map[sessionKey]record
+		elsewhere map[sessionKey]Elsewhere // sessions without a record that are not to be published here
 	}
 }
 
@@ -43,7 +44,7 @@ const sessionsOpenTimeout = 2 * time.Second // a live process holds the file's l
 // can't be opened or written.
 func OpenSessions(path string, self NodeID) (*Sessions, error) {
 	s := &Sessions{self: self}
-	s.mu.records = make(map[sessionKey]record)
+	s.mu.records, s.mu.elsewhere = make(map[sessionKey]record), make(map[sessionKey]Elsewhere)
 	if err := self.Validate(); err != nil {
 		return nil, fmt.Errorf("open sessions: %w", err)
 	}
@@ -82,7 +83,7 @@ func (s *Sessions) read() error {
 		if err != nil {
 			return err
 		}
-		return b.ForEach(func(k, v []byte) error {
+		err = b.ForEach(func(k, v []byte) error {
 			r, err := decodeRecord(v)
 			if err != nil {
 				return err
@@ -94,6 +95,10 @@ func (s *Sessions) read() error {
 			s.mu.records[key] = r
 			return nil
 		})
+		if err != nil {
+			return err
+		}
+		return s.readElsewhere(tx)
 	})
 }
 
@@ -146,13 +151,22 @@ func (s *Sessions) store(r record) error {
 		if err != nil {
 			return fmt.Errorf("encode session record: %w", err)
 		}
-		err = s.update(func(b *bbolt.Bucket) error { return b.Put(k.encode(), v) })
+		_, marked := s.ElsewhereOf(k.tenant, k.id)
+		err = s.update(func(b *bbolt.Bucket) error {
+			if marked {
+				if err := unmark(b, k); err != nil {
+					return err
+				}
+			}
+			return b.Put(k.encode(), v)
+		})
 		if err != nil {
 			return fmt.Errorf("persist session: %w", err)
 		}
 	}
 	s.mu.Lock()
 	s.mu.records[k] = r
+	delete(s.mu.elsewhere, k)
 	s.mu.Unlock()
 	return nil
 }
@@ -190,11 +204,11 @@ func (s *Sessions) List() []Session {
 }
 
 // Publish records what a session consists of and returns the record. A session not known becomes this node's, at
-// version 1 and epoch 1, or at the given epoch when that is higher. Of a known one the pin, keys, tokens, block tokens
+// version 1 and epoch 1, or at the given epoch when that is higher, unless MarkElsewhere says that it is to come from another node. Of a known one the pin, keys, tokens, block tokens
 // and fidelity are replaced and the version grows by one; RepinSeq never goes back. In's Owner and Version are
 // ignored. An Epoch other than 0 must be the recorded one.
 //
-// Errors: *FieldError and *BlockError (joined), *NotOwnerError, *FencedError, ErrSessionLimit, ErrClosed, and the
+// Errors: *FieldError and *BlockError (joined), *NotOwnerError, *ElsewhereError, *FencedError, ErrSessionLimit, ErrClosed, and the
 // disk's.
 func (s *Sessions) Publish(in Session) (Session, error) {
 	if err := in.Validate(); err != nil {
@@ -211,7 +225,11 @@ func (s *Sessions) Publish(in Session) (Session, error) {
 	switch {
 	case !ok:
 		next.Epoch, next.Version = max(1, in.Epoch), 1
-		err = s.roomForOne()
+		if e, marked := s.ElsewhereOf(in.Tenant, in.ID); marked && !fault.Planted(fault.ElsewhereIgnored) {
+			err = &ElsewhereError{Tenant: in.Tenant, ID: in.ID, Elsewhere: e}
+		} else {
+			err = s.roomForOne()
+		}
 	case old.session.Owner != s.self:
 		err = &NotOwnerError{Tenant: in.Tenant, ID: in.ID, Owner: old.session.Owner, Epoch: old.session.Epoch}
 	case in.Epoch != 0 && in.Epoch != old.session.Epoch:

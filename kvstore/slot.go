@@ -86,7 +86,7 @@ func (a *Arena) refLocked(i uint32) SlotRef {
 // be given back.
 func (a *Arena) resolveLocked(ref SlotRef) (*slot, error) {
 	if a.mu.closed {
-		return nil, fmt.Errorf("arena %s: %w", a.cfg.Name, ErrClosed)
+		return nil, fmt.Errorf("arena %s: %w", a.cfg.Name, ErrArenaClosed)
 	}
 	if int64(ref.Slot) >= int64(len(a.mu.slots)) {
 		return nil, &FieldError{Field: "slot", Value: ref.String(), Allowed: "a slot of this arena", Fix: "use a reference returned by Reserve or Acquire of the same arena"}

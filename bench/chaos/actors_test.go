@@ -157,9 +157,11 @@ func (r *run) proxy(i int, m move) {
 	rep, err := r.follow(n, req, m)
 	took := time.Since(began)
 	if n.isDead() {
-		r.maybe(m)
 		r.ended("daemon died")
 		r.logf("move %d: its daemon died", i)
+		if took > 0 { // what it had begun, and told nobody of, it may not know any more
+			r.prefill(i, m)
+		}
 		return
 	}
 	if err != nil {
@@ -173,13 +175,35 @@ func (r *run) proxy(i int, m move) {
 	r.ended(outcome(rep))
 	r.logf("move %d: %s, ownership %v, epoch %d, %d of %d blocks, after %v: %s", i, outcome(rep), rep.GetOwnership(), rep.GetEpoch(), rep.GetBlocksUsable(), rep.GetBlocksTotal(), took, rep.GetMessage())
 	r.judge(i, m, n, req, rep, took)
+	if rep.GetOwnership() != pb.Ownership_OWNERSHIP_MOVED {
+		r.prefill(i, m)
+	}
 }
 
-// maybe notes that a move may have made its destination the owner, and that this may not know.
-func (r *run) maybe(m move) {
+// prefill has the engine at a move's destination compute the session, although it has not come there, and publish it, as one does whose turn ends. The daemon
+// there knows better, also when it has been restarted in between.
+func (r *run) prefill(i int, m move) {
+	n := r.hosts[m.to].await(10 * time.Second)
+	if n == nil {
+		return
+	}
+	s := &r.spec.sessions[m.session]
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.mu.unknown[claim{session: m.session, owner: names[m.to]}] = true
+	keys := chain(s.chain, r.mu.length[m.session])
+	r.mu.Unlock()
+	e := n.current()
+	if err := e.write(s.tenant, keys); err != nil {
+		r.logf("move %d: session %d can't be prefilled at %s: %v", i, m.session, n.h.name, err)
+	}
+	err := e.publish(s, keys)
+	what := "accepted"
+	if err != nil {
+		what = reasonOf(err)
+	}
+	r.mu.Lock()
+	r.mu.outcomes["published unmoved: "+what]++
+	r.mu.Unlock()
+	r.logf("move %d: session %d is published at %s, where it has not come: %v", i, m.session, n.h.name, err)
 }
 
 // judge holds a report to the rules.
@@ -193,9 +217,6 @@ func (r *run) judge(i int, m move, n *node, req *pb.MigrateRequest, rep *pb.Migr
 	}
 	if err != nil || !proto.Equal(got.GetMigration().GetReport(), rep) {
 		r.failf("terminal", "move %d ended in %v; asked again: %v, %v", i, rep, got.GetMigration().GetReport(), err)
-	}
-	if rep.GetOwnership() == pb.Ownership_OWNERSHIP_UNKNOWN {
-		r.maybe(m)
 	}
 	if rep.GetOwnership() == pb.Ownership_OWNERSHIP_UNMOVED && m.repin > 0 {
 		r.mu.Lock()

@@ -126,11 +126,6 @@ func (r *run) checkOwners() []int {
 				r.failf("owner", "session %d was reported not to have moved to %s by repin %d; records %v", i, c.owner, c.repin, all)
 			}
 		}
-		if len(owners) == 0 && r.orphan(all) {
-			r.logf("session %d waits for its new owner to ask again: %v", i, all)
-			out[i] = -2 - slices.Index(names[:], newest(all).owner)
-			continue
-		}
 		if len(owners) != 1 {
 			r.failf("owner", "session %d has %d owners; records %v, reported %v", i, len(owners), all, r.movedOf(i))
 			continue
@@ -156,15 +151,6 @@ func newest(all []claim) (c claim) {
 		}
 	}
 	return c
-}
-
-// orphan reports whether a session without an owner is one whose hand-over was decided, and whose new owner does not know: it died, or has said
-// that it is not known. The record leads to who is to ask again.
-func (r *run) orphan(all []claim) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	c := newest(all)
-	return len(all) > 0 && r.mu.unknown[claim{session: c.session, owner: c.owner}]
 }
 
 func (r *run) movedOf(i int) []claim {
@@ -236,9 +222,6 @@ func (r *run) next(owners []int) {
 		switch {
 		case from == -1:
 			continue // said already
-		case from < -1:
-			to = -2 - from
-			from = (to + 1) % hosts
 		}
 		s, n := &r.spec.sessions[i], r.hosts[to].current()
 		var all []claim

@@ -60,7 +60,6 @@ type run struct {
 		length   []int                          // blocks of each session that were published
 		moved    []claim                        // ownership as reported
 		unmoved  []claim                        // what was reported not to have come to pass; without epochs
-		unknown  map[claim]bool                 // by session and owner alone: it may have been given the session and not know
 	}
 }
 
@@ -151,7 +150,6 @@ func perform(t *testing.T, s *spec) (out result) {
 	began := time.Now()
 	r := &run{spec: s}
 	r.mu.fired, r.mu.outcomes, r.mu.known = map[string]int{}, map[string]int{}, map[string]map[string]struct{}{}
-	r.mu.unknown = map[claim]bool{}
 	r.mu.length = make([]int, len(s.sessions))
 	var virtual time.Duration
 	synctest.Test(t, func(t *testing.T) {

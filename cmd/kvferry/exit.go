@@ -95,6 +95,7 @@ var reasonExits = map[daemon.Reason]exitCode{
 	daemon.ReasonFenced:            exitRefused,
 	daemon.ReasonRequestMismatch:   exitRefused,
 	daemon.ReasonAlreadyMigrating:  exitRefused,
+	daemon.ReasonHandOverPending:   exitRefused,
 	daemon.ReasonTooManyMigrations: exitRefused,
 	daemon.ReasonModeUnavailable:   exitRefused,
 	daemon.ReasonPeerUnreachable:   exitUnreachable,

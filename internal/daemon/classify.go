@@ -66,6 +66,16 @@ func classifyStore(err error) *Failure {
 		return failf(ReasonNotOwner, "ask the owner, or take the session over with takeover and a higher repin_seq", "%v", err).
 			with("owner_node_id", string(e.Owner)).with("epoch", fmt.Sprint(e.Epoch))
 	}
+	if e, ok := errors.AsType[*kvstore.ElsewhereError](err); ok {
+		f := failf(ReasonNotOwner, "migrate it here again, once its owner can be reached; if it is gone for good, migrate with takeover and a repin_seq above all that the session had, in any mode but fetch", "%v", err)
+		if e.Epoch > 0 {
+			f.with("epoch", fmt.Sprint(e.Epoch))
+		}
+		if e.Owner != "" {
+			f.with("owner_node_id", string(e.Owner))
+		}
+		return f
+	}
 	if e, ok := errors.AsType[*kvstore.FencedError](err); ok {
 		return failf(ReasonFenced, "look the session up again and use a higher repin_seq", "%v", err).
 			with("owner_node_id", string(e.Owner)).with("epoch", fmt.Sprint(e.Epoch)).with("repin_seq", fmt.Sprint(e.RepinSeq))
@@ -112,6 +122,7 @@ func classifyStore(err error) *Failure {
 		{kvstore.ErrArenaInUse, ReasonArenaSpace, "another daemon uses this arena file; give the engine another id or the daemon another arena.dir"},
 		{kvstore.ErrSessionNotFound, ReasonSessionNotFound, "check the tenant and the session id; `kvferry sessions` lists them"},
 		{kvstore.ErrSessionLimit, ReasonTooManyMigrations, "remove sessions that are not used"},
+		{kvstore.ErrArenaClosed, ReasonArenaStale, "ask again once the engine has registered: the arena was replaced, or its engine has unregistered"},
 		{kvstore.ErrClosed, ReasonShuttingDown, "try again when the daemon is back"},
 	} {
 		if errors.Is(err, row.err) {

@@ -89,6 +89,8 @@ type Daemon struct {
 	closeOnce sync.Once
 	closeErr  error
 	wg        sync.WaitGroup // sweeper, background calls
+
+	elsewhereSwept time.Time // the sweeper's
 }
 
 var errShutdown = errors.New("the daemon is shutting down")
@@ -279,6 +281,7 @@ func (d *Daemon) sweep() {
 			d.yieldPending()
 			d.engines.sweepKept(now)
 			d.confirmForwarded(now)
+			d.expireElsewhere(now)
 		}
 	}
 }

@@ -327,11 +327,6 @@ func (s *engineService) PublishSession(ctx context.Context, req *pb.PublishSessi
 	if need := int64(len(keys)) * int64(e.layout.BlockTokens); req.GetTokens() < need || req.GetTokens() < 1 {
 		return nil, invalid("tokens", req.GetTokens(), "at least 1 and at least block_keys x block_tokens; count the whole sequence")
 	}
-	if _, err := s.d.sessions.Get(tenant, id); errors.Is(err, kvstore.ErrSessionNotFound) { // else the record decides
-		if owner, epoch, left := s.d.migrations.leftAt(tenant, id); left { // a second owner that nobody asked for, and that would stay one
-			return nil, fmt.Errorf("publish session: %w", &kvstore.NotOwnerError{Tenant: tenant, ID: id, Owner: owner, Epoch: epoch})
-		}
-	}
 	out, err := s.d.sessions.Publish(kvstore.Session{
 		Tenant: tenant, ID: id, Pin: e.layout.Pin(), Keys: keys, Tokens: req.GetTokens(), BlockTokens: e.layout.BlockTokens,
 		Epoch: req.GetEpoch(), Fidelity: fidelityFromProto(req.GetFidelity()),

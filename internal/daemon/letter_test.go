@@ -218,8 +218,8 @@ func adoptedOn(t *testing.T, disk map[string][]byte, s *pb.Session, epoch uint64
 	return out
 }
 
-// "A reclaims only on ...": not from the process that asked, although it does not have the session; not from a new one that
-// has it, or that moves it on.
+// "A reclaims only on ...": not while the process that asked may still record it, which it says; from it, once it says that it does not have the session and
+// no migration of it runs; not from a new one that has it, or that moves it on.
 func TestLetterNoReclaim(t *testing.T) {
 	dir := t.TempDir()
 	bubble(t, func(t *testing.T) {
@@ -228,13 +228,22 @@ func TestLetterNoReclaim(t *testing.T) {
 		r.ea.session("t", 2)
 		m := r.handedOver(request("s"))
 		wantReport(t, m.end(), failed, ReasonPeerUnreachable, unknown)
-		r.heal()
 		time.Sleep(3 * time.Minute)
-		r.wantOwner("s", "") // b runs on, and may ask again
+		r.wantOwner("s", "")
 		if got := r.a.record("s"); got.GetOwnerNodeId() != "b" || got.GetEpoch() != 2 {
-			t.Errorf("the source records %v while b runs on", got)
+			t.Errorf("the source records %v while it does not hear b", got)
 		}
-		r.b.mustEnd(request("s"), committed, "", moved)
+		if _, err := r.b.engine.PublishSession(t.Context(), publishRequest("s", keys)); err == nil {
+			t.Error("published where it may have come or not")
+		}
+		r.heal()
+		r.a.recorded("s", "a")
+		if got := r.a.record("s"); got.GetEpoch() != 3 {
+			t.Errorf("the source records %v after b has said that it does not have the session", got)
+		}
+		if rep := r.b.mustEnd(request("s"), committed, "", moved); rep.GetEpoch() != 4 {
+			t.Errorf("report %v", rep)
+		}
 		r.b.mustEnd(request("t"), committed, "", moved)
 		r.eb.check("", keys)
 		r.b = r.revive("b", dir, r.crash("b", dir))
@@ -312,18 +321,21 @@ func TestLetterTakeoverOfTheLost(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			r := newRig(t, fast, nil)
 			keys := r.ea.session("s", 8)
-			wantReport(t, r.handedOver(request("s")).end(), failed, ReasonPeerUnreachable, unknown)
-			r.heal()
+			m := r.handedOver(request("s"))
+			r.net.CutOneWay(r.b.ip, r.a.ip)
+			wantReport(t, m.end(), failed, ReasonPeerUnreachable, unknown)
 			back := auto("s")
 			back.RepinSeq = 3
-			r.a.mustEnd(back, failed, ReasonSessionNotFound, unmoved)
+			r.a.mustEnd(back, recompute, ReasonPeerUnreachable, unmoved)
 			back = auto("s")
 			back.Takeover, back.RepinSeq = true, 3
-			rep := r.a.mustEnd(back, recompute, ReasonSessionNotFound, moved)
+			rep := r.a.mustEnd(back, recompute, ReasonPeerUnreachable, moved)
 			if rep.GetEpoch() != 3 || rep.GetBlocksUsable() != 8 {
 				t.Errorf("report %v", rep)
 			}
 			r.ea.publish("", "s", keys, 150)
+			r.heal()
+			time.Sleep(time.Minute)
 			r.wantOwner("s", "a")
 			r.settleCut()
 		})

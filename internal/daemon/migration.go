@@ -97,6 +97,7 @@ type drive struct {
 	hops      int
 	relinked  int
 	failure   *Failure
+	noted     chan struct{} // closed when it is noted that the session is elsewhere; nil: it need not be
 	ownership pb.Ownership
 	epoch     uint64
 	stale     int64
@@ -218,9 +219,11 @@ func sourceGone(r Reason) bool {
 	return r == ReasonPeerUnreachable || r == ReasonPeerRestarted || r == ReasonStalled || r == ReasonLeaseExpired || r == ReasonStaleGeneration
 }
 
-// sourceLost reports whether a failure means that the recorded owner has lost the session, or records lead in a circle: only a
-// takeover gives it an owner then.
-func sourceLost(r Reason) bool { return r == ReasonSessionNotFound || r == ReasonTooManyHops }
+// sourceLost reports whether a failure means that the recorded owner does not have the session, or records lead in a circle: a takeover gives it an
+// owner then.
+func sourceLost(r Reason) bool {
+	return r == ReasonSessionNotFound || r == ReasonHandOverPending || r == ReasonTooManyHops
+}
 
 // fire moves the machine and tells the watchers.
 func (m *migration) fire(ctx context.Context, ev event, err error) {
@@ -287,13 +290,6 @@ func (m *migration) state() state {
 	return m.mu.state
 }
 
-// ending is the report; nil: there is none yet.
-func (m *migration) ending() *pb.MigrationReport {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.mu.report
-}
-
 // snapshot is m as it stands, and a channel that closes at the next change.
 func (m *migration) snapshot() (*pb.Migration, <-chan struct{}) {
 	m.mu.Lock()
@@ -330,6 +326,7 @@ func (m *migration) finish(ctx context.Context) {
 		m.drive.log = nil
 	}
 	m.d.endOffer(ctx, m.drive.link, m.drive.offer.id)
+	m.settleElsewhere()
 	report.Total = durationpb.New(time.Since(m.started()))
 	m.learn(st, report.GetTotal().AsDuration())
 	m.d.migrations.ended(m) // before the report: who has it may migrate the session again at once

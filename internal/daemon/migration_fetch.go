@@ -376,11 +376,14 @@ func (m *migration) transfer(ctx context.Context) (event, error) {
 	return 0, err
 }
 
+// memoryLost reports whether a source that fails so has not got a session's blocks any more: their arena is damaged, or was replaced.
+func memoryLost(r Reason) bool { return r == ReasonArenaFault || r == ReasonArenaStale }
+
 // memoryGone reports whether a fetch failed because the source's memory is gone, and if so notes that it offers nothing any more: it can still hand
 // over. A fault of this node's own memory is none.
 func (m *migration) memoryGone(err error) bool {
 	ce, ok := errors.AsType[*transfer.ChunkError](err)
-	if !ok || !ce.Remote || classify(err).Reason != ReasonArenaFault {
+	if !ok || !ce.Remote || !memoryLost(classify(err).Reason) {
 		return false
 	}
 	m.drive.offer.available, m.drive.offer.slots, m.drive.failure = 0, nil, classify(err)
@@ -410,7 +413,7 @@ func (m *migration) accuse(ctx context.Context, remote []transfer.Desc, cause er
 	slot := kvstore.SlotRef{Slot: uint32(remote[ce.Pair].Offset / dr.offer.stride), Generation: remote[ce.Pair].Generation}
 	resp, err := m.d.callPeer(ctx, dr.link, &pb.PeerRequest{Call: &pb.PeerRequest_Accuse{Accuse: &pb.AccuseCall{OfferId: dr.offer.id, Slot: refToProto(slot)}}})
 	keeps := dr.mode == planner.ModeHybrid || m.demand.mode == planner.ModeNone && len(m.demand.keys) == 0
-	if err != nil && classify(err).Reason == ReasonArenaFault && keeps { // it has lost more than that
+	if err != nil && memoryLost(classify(err).Reason) && keeps { // it has lost more than that
 		dr.offer.available, dr.offer.slots, dr.failure = 0, nil, classify(err)
 		return evLanded, nil
 	}

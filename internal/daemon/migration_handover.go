@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
 	"github.com/kvferry/kvferry/internal/fault"
@@ -29,6 +30,10 @@ func (m *migration) handOver(ctx context.Context) (event, error) {
 			if again, err := m.grew(ctx); err != nil || !again {
 				return evGrown, err
 			}
+		case m.wentBack(err):
+			if again, err := m.grew(ctx); err != nil || !again {
+				return evGrown, err
+			}
 		case asked: // nobody here can tell whether the source has handed over
 			m.drive.ownership = pb.Ownership_OWNERSHIP_UNKNOWN
 			return 0, failf(ReasonPeerUnreachable, "migrate again: the owner's record decides, and the same hand-over is not done twice", "the hand-over was asked for and not answered: %v", err)
@@ -36,6 +41,16 @@ func (m *migration) handOver(ctx context.Context) (event, error) {
 			return 0, err
 		}
 	}
+}
+
+// wentBack reports whether a hand-over is refused because the source has taken the session back since its offer: this node, which is the owner by the
+// source's earlier record, had not got it. Another offer is of its own.
+func (m *migration) wentBack(err error) bool {
+	f := classify(err)
+	epoch, err1 := strconv.ParseUint(f.Meta["epoch"], 10, 64)
+	repin, err2 := strconv.ParseUint(f.Meta["repin_seq"], 10, 64)
+	return f.Reason == ReasonFenced && err1 == nil && err2 == nil && f.Meta["owner_node_id"] == string(m.drive.source) &&
+		m.drive.session.Owner == m.d.self && epoch > m.drive.session.Epoch && repin <= m.demand.repinSeq
 }
 
 // believable reports whether an answer is one that a kvferryd gives.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -51,9 +52,13 @@ func (m *migration) locate(ctx context.Context) (event, error) {
 	case known:
 		dr.source = transfer.PeerID(s.Owner)
 	default:
+		m.noteElsewhere("")
 		if dr.source, err = m.d.askAll(ctx, q.ref(), ""); err != nil {
 			return 0, err
 		}
+	}
+	if !known && dr.noted == nil {
+		m.noteElsewhere(dr.source)
 	}
 	return evLocated, nil
 }
@@ -157,33 +162,47 @@ func (d *Daemon) ask(ctx context.Context, id transfer.PeerID, ref *pb.SessionRef
 // offer asks the source for the session, following at most maxHops forwarding records.
 func (m *migration) offer(ctx context.Context) (event, error) {
 	dr := &m.drive
+	var from string // who says that dr.source owns the session; empty: the caller, or this node's own record
 	for {
 		err := m.askOffer(ctx)
 		f, refused := errors.AsType[*Failure](err)
 		switch {
 		case err == nil:
-			return evOffered, nil
+			return evOffered, m.awaitNoted(ctx)
 		case refused && f.Reason == ReasonNotOwner && f.Meta["owner_node_id"] != "" && f.Meta["owner_node_id"] != string(dr.source):
 			if dr.hops++; dr.hops > maxHops {
 				return 0, failf(ReasonTooManyHops, "name the owner with source_hint", "gave up after %d forwarding hops at node %q", maxHops, dr.source)
 			}
-			dr.source = transfer.PeerID(f.Meta["owner_node_id"])
+			from, dr.source = fmt.Sprintf("node %q", dr.source), transfer.PeerID(f.Meta["owner_node_id"])
+		case refused && f.Reason == ReasonSessionNotFound && dr.hops > 0 && len(m.demand.keys) == 0:
+			return 0, handOverPending(from, dr.source)
 		case wrongHint(err) && dr.source == m.demand.hint && dr.hops == 0 && len(m.demand.keys) == 0,
 			refused && f.Reason == ReasonSessionNotFound && dr.hops == 0 && len(m.demand.keys) == 0:
 			// A wrong hint costs a round trip, one that does not answer a connect time-out, no more.
 			dr.hops++
 			source, askErr := m.d.askAll(ctx, m.demand.ref(), dr.source)
 			switch {
+			case askErr != nil && classify(askErr).Reason == ReasonSessionNotFound && dr.session.Owner == kvstore.NodeID(dr.source):
+				return 0, handOverPending("this node", dr.source)
 			case askErr != nil && classify(err).Reason == ReasonSessionNotFound:
 				return 0, askErr // not found, or somebody who may know can't be asked
+			case askErr == nil && source == dr.source && classify(err).Reason == ReasonSessionNotFound:
+				return 0, handOverPending("another node", source)
 			case askErr != nil || source == dr.source:
 				return 0, err
 			}
-			dr.source = source
+			from, dr.source = "another node", source
 		default:
 			return 0, err
 		}
 	}
+}
+
+// handOverPending is the failure of asking a node for a session that by somebody's record it owns, and that it does not know: it is about to, or the
+// hand-over was lost.
+func handOverPending(from string, owner transfer.PeerID) *Failure {
+	return failf(ReasonHandOverPending, "migrate again in a few seconds: who handed it over asks whether it has arrived, and takes it back where it has not; or take it over with takeover and a higher repin_seq",
+		"%s has handed the session over to node %q, which does not have it, or not yet", from, string(owner))
 }
 
 // wrongHint reports whether err, of the node that the caller named as the source, leaves others worth asking.

@@ -132,25 +132,6 @@ func noMigration(id string) error {
 	return failf(ReasonMigrationNotFound, "`kvferry migrations list` shows those that are remembered", "no migration %q", id)
 }
 
-// leftAt returns the node that owns a session which this node has no record of, as far as it is known here: the youngest migration of it that has
-// ended found the owner, and did not move it. Shadow migrations do not count: they were not to move anything.
-func (t *migrations) leftAt(tenant kvstore.Tenant, id kvstore.SessionID) (owner kvstore.NodeID, epoch uint64, ok bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, m := range slices.Backward(t.mu.order) {
-		if m.demand.tenant != tenant || m.demand.session != id {
-			continue
-		}
-		r := m.ending()
-		if r == nil || r.GetShadow() {
-			continue
-		}
-		left := r.GetOwnership() != pb.Ownership_OWNERSHIP_MOVED && r.GetEpoch() > 0 && r.GetSource() != nil
-		return kvstore.NodeID(r.GetSource().GetNodeId()), r.GetEpoch(), left
-	}
-	return "", 0, false
-}
-
 // list returns migrations, newest first.
 func (t *migrations) list(tenant string, activeOnly bool, limit int) []*migration {
 	t.mu.Lock()

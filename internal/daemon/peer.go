@@ -270,7 +270,7 @@ func (d *Daemon) answerOffer(from transfer.Peer, call *pb.OfferCall) (*pb.OfferA
 		e.publish(&pb.EventsResponse{Event: &pb.EventsResponse_PublishNow{PublishNow: &pb.PublishNow{Session: call.GetSession(), MigrationId: call.GetMigrationId()}}})
 	}
 	of, before, err := d.offers.make(e, from, call.GetMigrationId(), urgent, session)
-	if errors.Is(err, kvstore.ErrArenaFault) && len(call.GetKeys()) == 0 { // the blocks are gone; the session is not
+	if (errors.Is(err, kvstore.ErrArenaFault) || errors.Is(err, kvstore.ErrArenaClosed)) && len(call.GetKeys()) == 0 { // the blocks are gone; the session is not
 		return answer, nil
 	}
 	if err != nil {

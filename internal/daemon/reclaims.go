@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -13,8 +14,8 @@ import (
 )
 
 // reclaims are the sessions that this node handed over and whose new owners have not been heard to have them. Each new owner
-// is asked. One that was restarted and knows nothing of the session died before it recorded it: the session is this node's
-// again. One that runs on is only waited for: its answer may have been lost, and then it asks again, or a caller takes over.
+// is asked. One that knows nothing of the session and has no migration of it running will not record it any more, on the strength of this hand-over: it died, its
+// disk failed, or the answer was lost. Then the session is this node's again. A migration that begins there meanwhile asks here, and one of the two is fenced.
 type reclaims struct {
 	mu struct {
 		sync.Mutex
@@ -146,7 +147,7 @@ func (d *Daemon) confirmAt(ctx context.Context, p transfer.PeerID, list []kvstor
 			return
 		case a.GetKnown():
 			d.reclaims.settled(f, true)
-		case !a.GetPending() && incarnation != f.Incarnation:
+		case !a.GetPending():
 			d.reclaim(ctx, f, incarnation)
 		}
 	}
@@ -218,10 +219,13 @@ func (d *Daemon) answerConfirm(from transfer.Peer, call *pb.ConfirmCall) (*pb.Co
 	if d.mayPull(from, auditConfirm, tenant, id) != nil {
 		return &pb.ConfirmAnswer{Known: true}, nil
 	}
+	pending := d.migrations.migrating(tenant, id) // before the look at the record: one that ends between the two has left it
 	s, err := d.sessions.Get(tenant, id)
 	if err != nil && !errors.Is(err, kvstore.ErrSessionNotFound) {
 		return nil, err
 	}
-	known := err == nil && (s.RepinSeq > call.GetRepinSeq() || s.RepinSeq == call.GetRepinSeq() && s.Epoch >= call.GetEpoch())
-	return &pb.ConfirmAnswer{Known: known, Pending: !known && d.migrations.migrating(tenant, id)}, nil
+	// At the same rank a record that names the caller as the owner is of a hand-over that crossed this one: neither has the session by it.
+	rank := cmp.Or(cmp.Compare(s.RepinSeq, call.GetRepinSeq()), cmp.Compare(s.Epoch, call.GetEpoch()))
+	known := err == nil && (rank > 0 || rank == 0 && s.Owner != kvstore.NodeID(from.ID))
+	return &pb.ConfirmAnswer{Known: known, Pending: !known && pending}, nil
 }

@@ -44,6 +44,7 @@ const (
 	ReasonFenced            Reason = "FENCED"
 	ReasonRequestMismatch   Reason = "REQUEST_MISMATCH"
 	ReasonAlreadyMigrating  Reason = "ALREADY_MIGRATING"
+	ReasonHandOverPending   Reason = "HAND_OVER_PENDING"
 	ReasonTooManyMigrations Reason = "TOO_MANY_MIGRATIONS"
 	ReasonModeUnavailable   Reason = "MODE_UNAVAILABLE"
 	ReasonPeerUnreachable   Reason = "PEER_UNREACHABLE"
@@ -87,6 +88,7 @@ var reasonCodes = map[Reason]codes.Code{
 	ReasonFenced:            codes.FailedPrecondition,
 	ReasonRequestMismatch:   codes.AlreadyExists,
 	ReasonAlreadyMigrating:  codes.Aborted,
+	ReasonHandOverPending:   codes.Aborted,
 	ReasonTooManyMigrations: codes.ResourceExhausted,
 	ReasonModeUnavailable:   codes.FailedPrecondition,
 	ReasonPeerUnreachable:   codes.Unavailable,

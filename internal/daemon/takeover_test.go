@@ -51,35 +51,6 @@ func TestTakeoverSurvivesRestart(t *testing.T) {
 	})
 }
 
-// A session that is prefilled here because its owner fell silent is still the owner's: publishing it here is refused, until it has moved.
-func TestPublishWhatDidNotMove(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		r := newRig(t, slow, nil)
-		keys := r.ea.session("s", 64)
-		m := r.b.begin(request("s"))
-		m.landed(8192)
-		r.cut()
-		if rep := m.end(); rep.GetOwnership() != unmoved || rep.GetEpoch() != 1 {
-			t.Fatalf("report %v", rep)
-		}
-		publish := func() error {
-			_, err := r.b.engine.PublishSession(t.Context(), &pb.PublishSessionRequest{EngineId: "e", Session: &pb.SessionRef{SessionId: "s"}, BlockKeys: keys, Tokens: 64*16 + 3})
-			return err
-		}
-		f, _ := FailureFromError(publish())
-		if f == nil || f.Reason != ReasonNotOwner || f.Meta["owner_node_id"] != "a" {
-			t.Errorf("published: %v; want NOT_OWNER, a's", f)
-		}
-		r.wantOwner("s", "a")
-		r.heal()
-		r.b.mustEnd(request("s"), committed, "", moved)
-		if err := publish(); err != nil {
-			t.Error(err)
-		}
-		r.wantOwner("s", "b")
-	})
-}
-
 // What nobody could describe is reported as unknown, not as one token.
 func TestUnknownTail(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -136,13 +136,14 @@ const (
 	ResumeOffByOne      Bug = "resume-off-by-one"     // what is missing after a loss is one page short
 	AdoptNotPersisted   Bug = "adopt-not-persisted"   // a session that was adopted is in memory only
 	OfferNotEnded       Bug = "offer-not-ended"       // an offer that is ended keeps its lease
+	ElsewhereIgnored    Bug = "elsewhere-ignored"     // a session that has not come here is published here
 )
 
 // Bugs returns all of them.
 func Bugs() []Bug {
 	return []Bug{
 		VerificationSkipped, LeaseLost, CommitDoubled, SlotReusedEarly, ForwardNotPersisted, EpochIgnored, CounterLeaked, SaltDropped,
-		LateWriterAllowed, ResumeOffByOne, AdoptNotPersisted, OfferNotEnded,
+		LateWriterAllowed, ResumeOffByOne, AdoptNotPersisted, OfferNotEnded, ElsewhereIgnored,
 	}
 }
 
