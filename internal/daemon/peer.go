@@ -404,6 +404,11 @@ func (d *Daemon) answerHandOver(ctx context.Context, from transfer.Peer, call *p
 		d.audit.refuse(auditHandOver, string(from.ID), err, attrs...)
 		return nil, err
 	}
+	if res.Outcome == kvstore.Moved {
+		if f, awaits := d.sessions.UnconfirmedOf(tenant, id); awaits { // whatever becomes of the answer
+			d.reclaims.add(f)
+		}
+	}
 	if hit := fault.At(fault.HandedOver, string(d.self)); hit != nil {
 		return nil, loseAnswer(ctx)
 	}
@@ -414,9 +419,6 @@ func (d *Daemon) answerHandOver(ctx context.Context, from transfer.Peer, call *p
 	d.log.LogAttrs(ctx, slog.LevelInfo, "session handed over", slog.String("session_id", string(id)), slog.String("to", string(from.ID)),
 		slog.Uint64("epoch", res.Epoch), slog.String("migration_id", call.GetMigrationId()))
 	d.audit.grant(auditHandOver, string(from.ID), append(attrs, slog.Uint64("epoch", res.Epoch))...)
-	if f, awaits := d.sessions.UnconfirmedOf(tenant, id); awaits {
-		d.reclaims.add(f)
-	}
 	d.flip(tenant, id, kvstore.NodeID(from.ID), res.Epoch)
 	return &pb.HandOverAnswer{Moved: true, Epoch: res.Epoch, StaleTailTokens: res.StaleTailTokens, Settled: settled}, nil
 }
