@@ -286,3 +286,12 @@ func (s *Sessions) FailNext() {
 	defer s.write.Unlock()
 	s.failed = true
 }
+
+// DecodeEncodeElsewhere decodes a mark and encodes it again.
+func DecodeEncodeElsewhere(k, v []byte) (key, value []byte, err error) {
+	sk, e, err := decodeElsewhere(k, v)
+	if err != nil {
+		return nil, nil, err
+	}
+	return sk.encode(), e.encode(), nil
+}

@@ -328,6 +328,23 @@ func TestOneOwner(t *testing.T) {
 	}
 }
 
+// Two hand-overs of one rank that cross, by a re-pin number used twice, are both lost: each record names the other node. Neither says that it knows the
+// session to be the other's.
+func TestCrossedHandOvers(t *testing.T) {
+	t.Parallel()
+	f := newFleetModel(t, 3)
+	for _, step := range []string{"b takes over", "c pulls from a", "c takes over by a number used before", "a pulls from c", "c restarts"} {
+		names, do := f.steps()
+		if i := slices.Index(names, step); i < 0 || !do[i]() {
+			t.Fatalf("%s: nothing happens", step)
+		}
+	}
+	f.heal()
+	if o := f.owners(); len(o) != 1 {
+		t.Errorf("owners %v", o)
+	}
+}
+
 func (f *fleetModel) count() int {
 	names, _ := f.steps()
 	return len(names)

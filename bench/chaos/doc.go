@@ -10,7 +10,8 @@
 // # Runs
 //
 // A run is one bubble of testing/synctest: three daemons over bench/wan with state on disk, an engine at each that writes, reads and
-// leases blocks, and proxies that migrate sessions, drop their streams and come back, cancel, and take over. What happens to them is
+// leases blocks, and proxies that migrate sessions, drop their streams and come back, cancel, and take over. Where a session has not come its engine computes and
+// publishes it all the same. What happens to them is
 // drawn from the seed: faults at the boundaries of package fault, cuts, partitions of one way and of both, loss, a node that stops for
 // a while, one that is killed and started again on its state as it was at that moment, an arena's file that is truncated. One run in three is
 // gentle: what strikes is what the design promises to survive, and every migration must be committed. One in six has all of it strike one

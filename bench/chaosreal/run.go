@@ -177,6 +177,9 @@ func (r *run) migrate(ctx context.Context, ordinal int, m move) {
 	r.mu.Unlock()
 	if !m.keys {
 		s.ended(out, to)
+		if out.report.GetOwnership() != pb.Ownership_OWNERSHIP_MOVED { // an engine that has a turn to serve serves it, and publishes
+			r.aside(ordinal, "turn where it has not come", s.speak(ctx, n, 1))
+		}
 	}
 	r.strikes.reached(ctx, ordinal, from, to, pb.MigrationState_MIGRATION_STATE_CANCELLED, 1) // what waited for a state that was too short to see
 }

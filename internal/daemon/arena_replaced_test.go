@@ -5,6 +5,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,6 +80,67 @@ func TestBrokenArenaIsReplaced(t *testing.T) {
 				if again.reg.GetArenaId() != r.ea.reg.GetArenaId() {
 					t.Error("a good arena was replaced")
 				}
+				r.settle()
+			})
+		})
+	}
+}
+
+// A migration whose arena is replaced under it, at its source or here, ends by what is so: the daemon goes on. What the planner chose goes on without the bytes
+// where it is the source that lost them; an explicit fetch fetches or fails.
+func TestArenaReplacedUnderMigration(t *testing.T) {
+	for _, tc := range []struct {
+		name     string
+		source   bool
+		replaced bool
+		req      func(string) *pb.MigrateRequest
+		state    pb.MigrationState
+		codes    []Reason // which depends on what meets the arena first: the engine or a page
+		own      pb.Ownership
+	}{
+		{"here", false, true, auto, failed, []Reason{ReasonArenaStale, ReasonArenaFault}, unmoved},
+		{"here, explicit fetch", false, true, request, failed, []Reason{ReasonArenaStale, ReasonArenaFault}, unmoved},
+		{"the source's", true, true, auto, recompute, []Reason{ReasonStaleGeneration, ReasonArenaStale, ReasonArenaFault}, moved},
+		{"the source's, explicit fetch", true, true, request, failed, []Reason{ReasonStaleGeneration, ReasonArenaStale, ReasonArenaFault}, unmoved},
+		{"the source's is lost, explicit fetch", true, false, request, failed, []Reason{ReasonArenaFault}, unmoved},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newRig(t, slow, nil)
+				keys := r.ea.session("s", 64)
+				m := r.b.begin(tc.req("s"))
+				m.landed(8192)
+				e, n := r.eb, r.b
+				if tc.source {
+					e, n = r.ea, r.a
+				}
+				if err := os.Truncate(e.reg.GetArenaPath(), 0); err != nil {
+					t.Fatal(err)
+				}
+				if tc.replaced { // before anybody has touched the memory
+					if again := n.register("e", testLayout(), 4<<20); again.reg.GetArenaId() == e.reg.GetArenaId() {
+						t.Fatal("the arena was not replaced")
+					}
+				}
+				rep := m.end()
+				if c := Reason(rep.GetCode()); !slices.Contains(tc.codes, c) {
+					t.Errorf("code %s, want one of %s", c, tc.codes)
+				}
+				wantReport(t, rep, tc.state, Reason(rep.GetCode()), tc.own)
+				if strings.Contains(rep.GetMessage(), "daemon is back") || rep.GetTailTokens() < 1 {
+					t.Errorf("report %v", rep)
+				}
+				if !tc.replaced {
+					n.register("e", testLayout(), 4<<20)
+				}
+				if tc.own == unmoved {
+					r.wantOwner("s", "a")
+					next := r.b.mustEnd(auto("s"), map[bool]pb.MigrationState{true: recompute, false: committed}[tc.source], map[bool]Reason{true: ReasonBlockNotFound}[tc.source], moved)
+					if got := next.GetBlocksTotal(); got != int64(len(keys)) {
+						t.Errorf("%d blocks in the next report", got)
+					}
+				}
+				r.wantOwner("s", "b")
 				r.settle()
 			})
 		})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
+	"github.com/kvferry/kvferry/transfer"
 )
 
 func publishRequest(id string, keys [][]byte) *pb.PublishSessionRequest {
@@ -216,5 +217,26 @@ func TestTakenBackInBetween(t *testing.T) {
 		r.wantOwner("s", "b")
 		r.eb.check("", keys)
 		r.settle()
+	})
+}
+
+// A node says that it has not got a session which by its record, of the rank of the hand-over that is asked for, is the asker's: the two have crossed.
+func TestCrossedIsNotKnown(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, fast, nil)
+		r.ea.session("s", 1)
+		if err := r.a.d.sessions.Yield("", "s", "b", 2, 1); err != nil {
+			t.Fatal(err)
+		}
+		for _, tc := range []struct {
+			from         transfer.PeerID
+			repin, epoch uint64
+			known        bool
+		}{{"b", 1, 2, false}, {"c", 1, 2, true}, {"b", 1, 1, true}, {"b", 0, 9, true}, {"b", 2, 1, false}, {"c", 1, 3, false}} {
+			a, err := r.a.d.answerConfirm(transfer.Peer{ID: tc.from}, &pb.ConfirmCall{Session: &pb.SessionRef{SessionId: "s"}, Epoch: tc.epoch, RepinSeq: tc.repin})
+			if err != nil || a.GetKnown() != tc.known || a.GetPending() {
+				t.Errorf("%s asks for repin %d, epoch %d: %v, %v", tc.from, tc.repin, tc.epoch, a, err)
+			}
+		}
 	})
 }

@@ -164,6 +164,16 @@ func (e *engine) replaceable(l kvstore.Layout) string {
 	return ""
 }
 
+// isGone reports whether another arena has taken this one's place.
+func (e *engine) isGone() bool {
+	select {
+	case <-e.gone:
+		return true
+	default:
+		return false
+	}
+}
+
 // lookAtArena finds out that somebody has truncated or removed an arena's file, before anybody touches the memory: status, metrics and the log say so.
 func (d *Daemon) lookAtArena(e *engine) {
 	if e.arena.Stats().Broken {

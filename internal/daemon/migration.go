@@ -182,6 +182,9 @@ func (m *migration) step(ctx context.Context, s state) (event, error) {
 		return evFailed, failf(ReasonShuttingDown, "ask again when the daemon is back", "the daemon is shutting down")
 	}
 	f := classify(err)
+	if e := m.drive.engine; e != nil && e.isGone() && (memoryLost(f.Reason) || f.Reason == ReasonStaleGeneration) {
+		return evFailed, failf(ReasonArenaStale, "migrate again when the engine has registered", "the arena of engine %q was replaced under the migration, or the engine has unregistered: %v", e.id, f.Message)
+	}
 	if (sourceGone(f.Reason) || m.demand.takeover && sourceLost(f.Reason)) && m.demand.mode != planner.ModeFetch {
 		return evSourceGone, f
 	}

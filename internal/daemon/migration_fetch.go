@@ -383,7 +383,7 @@ func memoryLost(r Reason) bool { return r == ReasonArenaFault || r == ReasonAren
 // over. A fault of this node's own memory is none.
 func (m *migration) memoryGone(err error) bool {
 	ce, ok := errors.AsType[*transfer.ChunkError](err)
-	if !ok || !ce.Remote || !memoryLost(classify(err).Reason) {
+	if !ok || !ce.Remote || !memoryLost(classify(err).Reason) && !errors.Is(err, transfer.ErrUnknownMemory) {
 		return false
 	}
 	m.drive.offer.available, m.drive.offer.slots, m.drive.failure = 0, nil, classify(err)

@@ -196,7 +196,8 @@ const (
 	Mode_MODE_UNSPECIFIED Mode = 0
 	// Nothing moves; the session stays where it is and requests go there.
 	Mode_MODE_REDIRECT Mode = 1
-	// Every missing block moves.
+	// Every missing block moves. Asked for by name, it does not become another mode midway: when the source dies or loses its memory the migration fails and
+	// nothing has moved, with takeover too.
 	Mode_MODE_FETCH Mode = 2
 	// Nothing moves; the destination prefills.
 	Mode_MODE_RECOMPUTE Mode = 3

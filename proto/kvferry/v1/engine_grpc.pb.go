@@ -60,7 +60,8 @@ type EngineServiceClient interface {
 	// committed its part has no live process left; committing it is then STALE_GENERATION. Its memory is not reused until every
 	// live process whose own part is not committed has aborted it here, or has died.
 	ReleaseBlocks(ctx context.Context, in *ReleaseBlocksRequest, opts ...grpc.CallOption) (*ReleaseBlocksResponse, error)
-	// PublishSession records a session's blocks at the end of a turn. Only the owner may publish.
+	// PublishSession records a session's blocks at the end of a turn. Only the owner may publish: NOT_OWNER also for a session without a record here that
+	// was to be migrated here and has not come, whatever became of the migration. Then migrate it again, or with takeover and a higher repin_seq.
 	PublishSession(ctx context.Context, in *PublishSessionRequest, opts ...grpc.CallOption) (*PublishSessionResponse, error)
 	// UnregisterEngine takes an engine away: its arena is closed, its file removed, its blocks gone, its id free. What the caller
 	// holds ends with it. Refused with ENGINE_IN_USE, and nothing has changed, while another process of the engine lives, or
@@ -208,7 +209,8 @@ type EngineServiceServer interface {
 	// committed its part has no live process left; committing it is then STALE_GENERATION. Its memory is not reused until every
 	// live process whose own part is not committed has aborted it here, or has died.
 	ReleaseBlocks(context.Context, *ReleaseBlocksRequest) (*ReleaseBlocksResponse, error)
-	// PublishSession records a session's blocks at the end of a turn. Only the owner may publish.
+	// PublishSession records a session's blocks at the end of a turn. Only the owner may publish: NOT_OWNER also for a session without a record here that
+	// was to be migrated here and has not come, whatever became of the migration. Then migrate it again, or with takeover and a higher repin_seq.
 	PublishSession(context.Context, *PublishSessionRequest) (*PublishSessionResponse, error)
 	// UnregisterEngine takes an engine away: its arena is closed, its file removed, its blocks gone, its id free. What the caller
 	// holds ends with it. Refused with ENGINE_IN_USE, and nothing has changed, while another process of the engine lives, or

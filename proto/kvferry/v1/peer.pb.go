@@ -1344,7 +1344,7 @@ func (*YieldAnswer) Descriptor() ([]byte, []int) {
 	return file_kvferry_v1_peer_proto_rawDescGZIP(), []int{15}
 }
 
-// ConfirmCall asks whether a hand-over has arrived. A node that has been restarted since, and does not know of it, has lost
+// ConfirmCall asks whether a hand-over has arrived. A node that does not know of it, and has no migration of the session running, loses
 // the session to the caller, which becomes its owner again.
 type ConfirmCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1412,9 +1412,9 @@ func (x *ConfirmCall) GetRepinSeq() uint64 {
 // ConfirmAnswer is what the new owner knows of it.
 type ConfirmAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The node has a record of that rank or a later one, its own or another owner's.
+	// The node has a record of that rank or a later one, its own or another owner's; not one of the same rank that names the caller.
 	Known bool `protobuf:"varint,1,opt,name=known,proto3" json:"known,omitempty"`
-	// A migration of the session runs here and may ask for it again.
+	// A migration of the session runs here, and may record it or ask for it again.
 	Pending       bool `protobuf:"varint,2,opt,name=pending,proto3" json:"pending,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
