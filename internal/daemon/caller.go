@@ -29,12 +29,7 @@ func callerOf(ctx context.Context) (caller, error) {
 	if !ok {
 		return caller{}, nil
 	}
-	return callerBy(p.AuthInfo)
-}
-
-// callerBy is who is at the other end of a connection.
-func callerBy(info credentials.AuthInfo) (caller, error) {
-	switch info := info.(type) {
+	switch info := p.AuthInfo.(type) {
 	case *localProcess:
 		return caller{proc: info}, nil
 	case credentials.TLSInfo:

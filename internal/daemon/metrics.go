@@ -121,7 +121,7 @@ func newMetrics(reg prometheus.Registerer, d *Daemon) *metrics {
 			"region", "engine", "call", "result"),
 		reclaimed: mk.counter("kvferry_peer_reclaimed_sessions_total", "Sessions that were handed over, lost with the process that they went to, and are this node's again."),
 		refusedConns: mk.counters("kvferry_daemon_refused_connections_total",
-			"Connections that were closed at once because there are too many, or because the requests of their calls take too much memory, by listener: unix, grpc, admin.", "listener"),
+			"Connections that were closed at once because there are too many, by listener: unix, grpc, admin.", "listener"),
 		accused: mk.counters("kvferry_peer_accusations_total",
 			"Blocks of this node that pullers could not verify, by what re-verifying them here found: dropped (bad here), good.", "result"),
 	}

@@ -32,7 +32,7 @@ type servers struct {
 	wg            sync.WaitGroup
 }
 
-// maxMessage bounds a gRPC message: a session of a million tokens has 65,536 keys of 64 bytes, a quarter of this.
+// maxMessage bounds a gRPC message: a session of a million tokens has 65,536 keys of 64 bytes.
 const maxMessage = 16 << 20
 
 // serve opens the listeners that parts lacks and serves them all.
@@ -128,11 +128,8 @@ func (s *servers) close() {
 }
 
 func (d *Daemon) grpcServer(h *health.Server, creds credentials.TransportCredentials, local bool) *grpc.Server {
-	codec, listener := newLenientCodec(), "grpc"
-	if local {
-		listener = "unix"
-	}
-	options := append(grpcLimits(), grpc.Creds(meteredCreds{creds, d.newMeter(listener)}), grpc.ForceServerCodecV2(codec),
+	codec := newLenientCodec()
+	options := append(grpcLimits(), grpc.Creds(creds), grpc.ForceServerCodecV2(codec),
 		grpc.ChainUnaryInterceptor(d.unaryErrors), grpc.ChainStreamInterceptor(d.streamErrors))
 	if local {
 		options = append(options, grpc.ChainUnaryInterceptor(d.localUnary), grpc.ChainStreamInterceptor(d.localStream))
