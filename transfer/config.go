@@ -94,6 +94,11 @@ type Config struct {
 	// ProgressTimeout is the default of TransferOptions.ProgressTimeout.
 	// Default 20 s; negative: off.
 	ProgressTimeout time.Duration
+	// ServeTimeout ends a peer's read that is being sent from here with ErrStalled when no connection of the link has
+	// accepted a byte for so long while pages were ready, as of a peer that does not read; one that waits its turn, is held for
+	// a higher class, or comes slowly goes on. To be above IdleTimeout, so that a path that is cut is not taken for that.
+	// Default twice IdleTimeout, 60 s; negative: off.
+	ServeTimeout time.Duration
 	// KeepAlive is the period of keep-alives. Default 10 s; negative: off.
 	KeepAlive time.Duration
 	// IdleTimeout is the silence after which a connection counts as dead.
@@ -235,6 +240,7 @@ func (c Config) withDefaults() Config {
 	def(&c.ProgressTimeout, 20*time.Second)
 	def(&c.KeepAlive, 10*time.Second)
 	def(&c.IdleTimeout, 30*time.Second)
+	def(&c.ServeTimeout, 2*c.IdleTimeout)
 	if c.Incarnation == "" {
 		c.Incarnation = rand.Text()
 	}

@@ -48,6 +48,7 @@ type Link struct {
 
 	streams atomic.Int64 // chunk streams open here, in both directions
 	landed  atomic.Int64 // page bytes of all intakes, as they came: coded or not
+	moved   moved        // chunks' bytes, over any stripe
 	coder   coder
 
 	pagesOut, pagesIn codingCounts

@@ -15,7 +15,7 @@ type metrics struct {
 	codedPages, codedWire                 prometheus.Counter
 	mismatches, retries, duplicates, late prometheus.Counter
 	hedged                                prometheus.Counter
-	retried, cut                          prometheus.Counter
+	retried, cut, stalled                 prometheus.Counter
 	links, stripes, streams               prometheus.Gauge
 	refused                               *prometheus.CounterVec // by refusal
 	transfers                             *prometheus.CounterVec // by op and state
@@ -50,6 +50,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		Name: "transfers_total", Help: "Transfers started here that reached a terminal state.",
 	}, []string{"op", "state"})
 	m.cut = counter("cut_streams_total", "Chunk streams of peers that were ended here: without a header in time, or open after their transfer was over.")
+	m.stalled = counter("stalled_reads_total", "Reads of peers that were ended here because the peer took no byte of them, or too few.")
 	m.retried = counter("address_checks_total", "Newcomers that had to show that their address is theirs, because many connections were on their way.")
 	m.refused = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: "kvferry", Subsystem: "transfer",

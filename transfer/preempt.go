@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"errors"
+	"time"
 
 	"github.com/quic-go/quic-go"
 )
@@ -70,19 +71,20 @@ func newWriter(l *Link, s *stripe, class Class) *writer {
 func (w *writer) write(stream *quic.SendStream, c chunk, b []byte, r *run) error {
 	w.link.sched.accepting(c.flow.class, c.bytes())
 	defer w.link.sched.accepting(c.flow.class, -c.bytes())
-	for w.limit != nil {
-		n, err := stream.WriteWithLimit(b, w.limit)
+	p := w.link.patience(c.flow, w.stripe)
+	for {
+		n, err := p.write(stream, b, w.limit)
 		if b = b[n:]; !errors.Is(err, quic.ErrWriteLimitReached) {
 			return err
 		}
+		at := time.Now()
 		if !w.link.sched.awaitTurn(c, w.stripe) {
 			stream.CancelWrite(quic.StreamErrorCode(CodeCancelled))
 			return errHeldOver
 		}
+		p.held(at)
 		w.link.hedges.resumed(r)
 	}
-	_, err := stream.Write(b)
-	return err
 }
 
 var errHeldOver = errors.New("over while a higher class went first")

@@ -105,8 +105,8 @@ var resumeAll = flag.Bool("resume.all", false, "TestResume: all cuts, raw and co
 // twice what the path and its queue hold.
 //
 // After the heal it takes the time of what is left and repeated at the link's rate; what a connection waits before it probes again,
-// which is as long as the silence was, and the period of keep-alives at most; and four seconds: a few round trips of probes, fresh connections and
-// the slow starts.
+// which is as long as the silence was, and the period of keep-alives at most; and eight seconds: a few round trips of probes, fresh connections and
+// the slow starts. Of 300 runs of the longest cut one way, one came within 1.2 s of that.
 func TestResume(t *testing.T) {
 	m, err := wan.Parse(slow)
 	if err != nil {
@@ -122,7 +122,7 @@ func TestResume(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					r := resume(t, c, name)
 					again, most := r.sent-r.BytesTotal, int64(resumeStripes*resumeStreams*resumeChunk)+int64(ratio*2*2*float64(m.BDP()))
-					limit := time.Duration(float64(r.BytesTotal+again)/(0.85*m.Rate/8)*1e9) + min(c.lasts, keepAlive) + 4*time.Second
+					limit := time.Duration(float64(r.BytesTotal+again)/(0.85*m.Rate/8)*1e9) + min(c.lasts, keepAlive) + 8*time.Second
 					t.Logf("%d bytes again, at most %d; %d pages came twice; over %v after the heal, at most %v", again, most, r.PagesDouble, r.healed, limit)
 					if again > most {
 						t.Errorf("%d bytes were sent again, at most %d were in flight", again, most)

@@ -43,14 +43,14 @@ func (l *Link) sendChunks(s *stripe, class Class) {
 		lost, err := l.sendChunk(w, c)
 		l.sched.sent(c, s.number, lost)
 		if err != nil {
-			c.flow.finish(err)
+			l.endStuck(c.flow, err)
 		}
 		l.hedge()
 	}
 }
 
 // sendChunk sends one chunk. lost: the connection broke under it. An error is a
-// fault of the source and fails the transfer.
+// fault of the source, or of a peer that takes nothing, and fails the transfer.
 func (l *Link) sendChunk(w *writer, c chunk) (lost bool, err error) {
 	f, s := c.flow, w.stripe
 	buf := l.agent.outBuffers.Get().(*chunkBuffer)
@@ -81,9 +81,9 @@ func (l *Link) sendChunk(w *writer, c chunk) (lost bool, err error) {
 	if err := wire.PutChunkHeader(buf.b, &h, buf.sums); err != nil {
 		return false, fmt.Errorf("encode chunk: %w", err)
 	}
-	stream, err := s.conn.OpenUniStreamSync(s.conn.Context())
+	stream, err := l.openChunk(f, s)
 	if err != nil {
-		return true, nil
+		return l.stuck(s, c, err)
 	}
 	l.openStream(1)
 	defer l.openStream(-1)
@@ -115,8 +115,10 @@ func (l *Link) sendChunk(w *writer, c chunk) (lost bool, err error) {
 	if err := w.write(stream, c, buf.b, r); err != nil {
 		// A reset by either end is an answer: the receiver asks for what it
 		// misses. Everything else is the connection's end.
-		_, reset := errors.AsType[*quic.StreamError](err)
-		return !reset, nil
+		if _, reset := errors.AsType[*quic.StreamError](err); reset {
+			return false, nil
+		}
+		return l.stuck(s, c, err)
 	}
 	if err := stream.Close(); err != nil {
 		return false, nil // reset by the flow's end, at the same time

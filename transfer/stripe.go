@@ -23,6 +23,7 @@ type stripe struct {
 	conn    *quic.Conn
 	stream  *quic.Stream
 	control atomic.Bool // a control frame went over it, in either direction
+	moved   moved       // chunks' bytes
 
 	// Guarded by the link's lock.
 	heard struct { // when a packet was last found to have come
