@@ -50,6 +50,9 @@ func (f *front) complete(ctx context.Context, blocks int) (usage, error) {
 			if u.hasPrompt && u.prompt != len(tokens) {
 				err = fmt.Errorf("it counts %d tokens of a prompt of %d: it is not an engine that takes token ids as they are", u.prompt, len(tokens))
 			}
+			if u.cached > len(tokens) {
+				err = fmt.Errorf("it had %d tokens in its cache of a prompt of %d", u.cached, len(tokens))
+			}
 			if err == nil {
 				return u, nil
 			}
@@ -214,8 +217,13 @@ func errorMessage(answer []byte) string {
 	}
 	if len(s) > maxMessage {
 		s = s[:maxMessage]
-		for len(s) > 0 && !utf8.ValidString(s[max(0, len(s)-utf8.UTFMax):]) {
-			s = s[:len(s)-1]
+		for n := 1; n < utf8.UTFMax; n++ { // whether it ends within a rune
+			if end := s[len(s)-n:]; utf8.RuneStart(end[0]) {
+				if !utf8.FullRuneInString(end) {
+					s = s[:len(s)-n]
+				}
+				break
+			}
 		}
 	}
 	return s

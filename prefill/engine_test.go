@@ -3,6 +3,7 @@ package prefill
 import (
 	"encoding/json"
 	"slices"
+	"strings"
 	"testing"
 	"unicode/utf8"
 )
@@ -61,9 +62,18 @@ func FuzzErrorMessage(f *testing.F) {
 	f.Add([]byte(`{"error":{"message":"x"}}`))
 	f.Add([]byte(`{"detail":[{"msg":"y"}]}`))
 	f.Add([]byte("\xff\xfe"))
+	for _, r := range []string{"é", "語", "🜚"} {
+		for shift := range 4 {
+			f.Add([]byte("abc"[:min(shift, 3)] + strings.Repeat(r, maxMessage)))
+		}
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if s := errorMessage(b); len(s) > maxMessage || utf8.Valid(b) && !utf8.ValidString(s) {
+		s := errorMessage(b)
+		if len(s) > maxMessage || utf8.Valid(b) && !utf8.ValidString(s) {
 			t.Fatalf("%d bytes: %q", len(s), s)
+		}
+		if utf8.Valid(b) && !json.Valid(b) && len(s) < min(len(b), maxMessage-utf8.UTFMax+1) {
+			t.Fatalf("%d bytes of %d: %q", len(s), len(b), s)
 		}
 	})
 }

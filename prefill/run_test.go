@@ -231,6 +231,7 @@ func TestRunErrors(t *testing.T) {
 		"no choices":        {before: answer(200, "{}"), want: "it has no choices"},
 		"other tokens":      {before: answer(200, `{"choices":[{}],"usage":{"prompt_tokens":29}}`), want: "it counts 29 tokens of a prompt of 28"},
 		"more cached":       {before: answer(200, `{"choices":[{}],"usage":{"prompt_tokens":28,"prompt_tokens_details":{"cached_tokens":29}}}`), want: "cached_tokens 29: want 0 to prompt_tokens"},
+		"cached of nothing": {before: answer(200, `{"choices":[{}],"usage":{"prompt_tokens_details":{"cached_tokens":29}}}`), want: "it had 29 tokens in its cache of a prompt of 28"},
 		"nothing cached":    {before: answer(200, `{"choices":[{}],"usage":{"prompt_tokens":28,"prompt_tokens_details":{"cached_tokens":0}}}`), want: "0 tokens were cached, of 12", is: ErrPrefixNotCached},
 		"endless":           {before: answer(200, strings.Repeat(" ", maxAnswer+1)), want: "an answer of more than 1048576 bytes"},
 		"silent":            {before: func(_ http.ResponseWriter, r *http.Request) bool { <-r.Context().Done(); return true }, edit: func(c *Config) { c.RequestTimeout = time.Second }, want: "no answer in 1s", is: context.DeadlineExceeded},

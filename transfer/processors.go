@@ -94,8 +94,8 @@ func learnCost(known *float64, at *time.Time, took time.Duration, bytes int) {
 	*at = now
 }
 
-// towards is a cost after another sample: what it is less by counts at once, what it is more by a tenth of that, since it may have
-// waited for a processor that others had.
+// towards is a cost after another sample: what that is less by counts with codedWeight, what it is more by with a tenth of that, since
+// it may have waited for a processor that others had.
 func towards(cost, sample float64) float64 {
 	weight := codedWeight
 	if sample > cost {
@@ -122,7 +122,7 @@ func picoseconds(s float64) uint32 { return uint32(min(math.Ceil(s*1e12), math.M
 // toldChange is by how much a cost must have changed to be told again.
 const toldChange = 1.1
 
-// changed reports whether a peer that knows was should be told now.
+// costsChanged reports whether a peer that knows was should be told now.
 func costsChanged(was, now wire.Costs) bool {
 	if was.Cores != now.Cores || len(was.Codecs) != len(now.Codecs) {
 		return true
