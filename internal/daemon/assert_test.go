@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
@@ -149,14 +148,16 @@ func (r *running) end() *pb.MigrationReport {
 	return r.rep
 }
 
-// until waits, a millisecond at a time, for the migration to be as wanted; ok may be nil.
+// until waits, a millisecond at a time, for the migration to be as wanted; ok may be nil. It looks at the daemon itself: thousands of calls are most of
+// what many tests take.
 func (r *running) until(st pb.MigrationState, ok func(*pb.Migration) bool) *pb.Migration {
 	r.n.f.t.Helper()
 	var last *pb.Migration
 	for range 30_000 {
-		resp, err := r.n.mig.GetMigration(context.Background(), &pb.GetMigrationRequest{RequestId: r.req.GetRequestId()})
-		if last = resp.GetMigration(); err == nil && last.GetState() == st && (ok == nil || ok(last)) {
-			return last
+		if m, err := r.n.d.migrations.find("", r.req.GetRequestId()); err == nil {
+			if last, _ = m.snapshot(); last.GetState() == st && (ok == nil || ok(last)) {
+				return last
+			}
 		}
 		time.Sleep(time.Millisecond)
 	}

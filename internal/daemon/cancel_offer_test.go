@@ -10,7 +10,7 @@ import (
 
 // A cancel while the offer is being made, or its answer is on its way, leaves no lease at the source.
 func TestCancelDuringOffer(t *testing.T) {
-	for after := time.Duration(0); after < 3*fast.RTT; after += fast.RTT / 8 {
+	for after := time.Duration(0); after < 3*fast.RTT; after += fast.RTT / time.Duration(thinned(8, 4)) {
 		bubble(t, func(t *testing.T) {
 			r := newRig(t, fast, nil)
 			r.ea.session("warm", 1)

@@ -280,6 +280,7 @@ func (d *Daemon) sweep() {
 			d.keepPlans(false)
 			d.yieldPending()
 			d.engines.sweepKept(now)
+			d.engines.noteAlive(now)
 			d.confirmForwarded(now)
 			d.expireElsewhere(now)
 		}

@@ -75,7 +75,9 @@ type engines struct {
 	// on meanwhile. It is taken before mu.
 	opening sync.Mutex
 	kept    keptArenas // guarded by opening
-	mu      struct {
+	// nextAlive is when noteAlive is due.
+	nextAlive time.Time
+	mu        struct {
 		sync.Mutex
 		byID   map[string]*engine
 		ending map[*engine]struct{}          // out of byID, their arenas not closed yet
@@ -180,7 +182,6 @@ func (d *Daemon) lookAtArena(e *engine) {
 		return
 	}
 	err := e.arena.CheckFile()
-	e.arena.NoteAlive()
 	if errors.Is(err, kvstore.ErrArenaFault) {
 		d.log.LogAttrs(context.Background(), slog.LevelError, "an arena's memory is gone: its engine gets another when it registers again", slog.String("engine_id", e.id),
 			slog.String("arena", e.arena.Path()), slog.Any("error", err))

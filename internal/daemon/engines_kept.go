@@ -67,6 +67,17 @@ func (r *engines) sweepKept(now time.Time) {
 	r.dropKeptLocked(func(k kvstore.KeptArena) bool { return r.cfg.Keep >= 0 && now.Sub(k.Since) < r.cfg.Keep })
 }
 
+// noteAlive has the files of arenas say from time to time that this daemon has them, for people who find them when it is gone. Called only by the sweeper.
+func (r *engines) noteAlive(now time.Time) {
+	if now.Before(r.nextAlive) {
+		return
+	}
+	r.nextAlive = now.Add(keptEvery)
+	for _, e := range r.list() {
+		e.arena.NoteAlive()
+	}
+}
+
 // dropKeptLocked removes those of this node's arenas without a process that keep does not want. r.opening is held.
 func (r *engines) dropKeptLocked(keep func(kvstore.KeptArena) bool) {
 	nameless := map[string]bool{}

@@ -318,7 +318,8 @@ func TestPathDrift(t *testing.T) {
 			}
 		}
 		drifts := func() float64 { return r.b.samples()[`kvferry_planner_drift_total{what="path"}`] }
-		run(14)
+		steady := thinned(14, 9)
+		run(steady)
 		if drifts() != 0 {
 			t.Errorf("%v drifts of a path that is what it was: %.3v", drifts(), off)
 		}
@@ -327,9 +328,9 @@ func TestPathDrift(t *testing.T) {
 		if err := r.net.SetModel(r.a.ip, r.b.ip, late); err != nil {
 			t.Fatal(err)
 		}
-		run(12)
+		run(thinned(12, 9))
 		t.Logf("off by %.2v, %v drifts", off, drifts())
-		for i, o := range off[14:] {
+		for i, o := range off[steady:] {
 			if i >= 6 && math.Abs(o) > 0.2 {
 				t.Errorf("migration %d after the change is off by %v", i+1, o)
 			}

@@ -365,6 +365,14 @@ func (f *fleet) settle() {
 	}
 }
 
+// thinned is full, and fewer with -short, as under the race detector: `make test` runs all.
+func thinned(full, short int) int {
+	if testing.Short() {
+		return short
+	}
+	return full
+}
+
 // bubble runs f in virtual time and ends it whole: no goroutine may be left.
 func bubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,7 +32,7 @@ func TestHybridFrontOnlyAsks(t *testing.T) {
 						if got.GetEnded() {
 							return
 						}
-						time.Sleep(5 * time.Millisecond)
+						time.Sleep(time.Duration(thinned(5, 25)) * time.Millisecond)
 					}
 				}()
 				rep := run.end()
@@ -58,14 +59,25 @@ func TestHybridClaimsFromMany(t *testing.T) {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(context.Background())
+		var claims atomic.Int64
+		// Bursts are for while units move: at the beginning, and from when the front is given up. Without -short they never end.
+		began := time.Now()
+		pace := func() (burst int, pause time.Duration) {
+			if d := time.Since(began); testing.Short() && d > 300*time.Millisecond && d < frontLongest-100*time.Millisecond {
+				return 1, 50 * time.Millisecond
+			}
+			return 20, 2 * time.Millisecond
+		}
 		var wg sync.WaitGroup
 		for i := range 8 {
 			wg.Go(func() {
 				for at := 0; ctx.Err() == nil; {
-					for range 20 {
+					burst, pause := pace()
+					for range burst {
 						if i%2 == 1 {
 							at = (at + 7*i) % 310
 						}
+						claims.Add(1)
 						got, err := m.claim(ctx, at, 8)
 						if err != nil || got.GetStop() {
 							return
@@ -74,13 +86,17 @@ func TestHybridClaimsFromMany(t *testing.T) {
 							at = int(got.GetFetchFrontier()) // take over what is asked for last
 						}
 					}
-					time.Sleep(2 * time.Millisecond)
+					time.Sleep(pause)
 				}
 			})
 		}
 		rep := run.end()
 		cancel()
 		wg.Wait()
+		t.Logf("%d claims in %v", claims.Load(), time.Since(began))
+		if claims.Load() < 10_000 {
+			t.Error("claims were too few to show anything")
+		}
 		wantReport(t, rep, committed, "", moved)
 		if rep.GetBlocksUsable() != 300 {
 			t.Errorf("report %v", rep)
