@@ -3,6 +3,7 @@
 package chaos
 
 import (
+	"errors"
 	"flag"
 	"os"
 	"runtime"
@@ -22,6 +23,9 @@ func TestPlanted(t *testing.T) {
 		t.Run(string(bug), func(t *testing.T) {
 			p := &parent{t: t, first: *flagSeed, end: *flagSeed + uint64(*flagPlanted), workers: runtime.GOMAXPROCS(0), planted: bug, quiet: true}
 			p.run()
+			if _, err := os.Lstat(p.folders); p.folders == "" || !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the runs leave %s: %v", p.folders, err)
+			}
 			if len(p.mu.bad) == 0 {
 				t.Fatalf("not found in %d runs from seed %d on", *flagPlanted, *flagSeed)
 			}
