@@ -89,8 +89,6 @@ type Daemon struct {
 	closeOnce sync.Once
 	closeErr  error
 	wg        sync.WaitGroup // sweeper, background calls
-
-	elsewhereSwept time.Time // the sweeper's
 }
 
 var errShutdown = errors.New("the daemon is shutting down")
@@ -260,6 +258,7 @@ const sweepEvery = time.Second
 func (d *Daemon) sweep() {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
+	var marks time.Time // looked at last
 	for {
 		select {
 		case <-d.closing:
@@ -282,7 +281,10 @@ func (d *Daemon) sweep() {
 			d.engines.sweepKept(now)
 			d.engines.noteAlive(now)
 			d.confirmForwarded(now)
-			d.expireElsewhere(now)
+			if now.Sub(marks) >= elsewhereEvery {
+				marks = now
+				d.expireElsewhere(now)
+			}
 		}
 	}
 }

@@ -75,10 +75,6 @@ func (m *migration) settleElsewhere() {
 
 // expireElsewhere forgets what is older than elsewhereKept.
 func (d *Daemon) expireElsewhere(now time.Time) {
-	if now.Sub(d.elsewhereSwept) < elsewhereEvery {
-		return
-	}
-	d.elsewhereSwept = now
 	n, err := d.sessions.ExpireElsewhere(now.Add(-elsewhereKept))
 	if err != nil {
 		d.log.LogAttrs(context.Background(), slog.LevelWarn, "forget sessions that have not come here", slog.Any("error", err))

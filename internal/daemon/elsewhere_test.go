@@ -139,7 +139,7 @@ func TestElsewhereExpires(t *testing.T) {
 		r.b.mustEnd(auto("s"), recompute, ReasonPeerUnreachable, unmoved)
 		r.b.d.expireElsewhere(time.Now().Add(elsewhereKept - time.Minute))
 		r.b.wantElsewhere("s", nil, "")
-		r.b.d.expireElsewhere(time.Now().Add(elsewhereKept + elsewhereEvery))
+		r.b.d.expireElsewhere(time.Now().Add(elsewhereKept + time.Minute))
 		r.eb.publish("", "s", nil, 3)
 	})
 }
