@@ -80,7 +80,7 @@ func TestPublishWhatDidNotMove(t *testing.T) {
 			dir := t.TempDir()
 			bubble(t, func(t *testing.T) {
 				r := newRig(t, slow, onDisk(dir))
-				keys := r.ea.session("s", 64)
+				keys := r.ea.session("s", 24)
 				tc.leave(t, r, dir)
 				r.eb = r.b.register("e", testLayout(), 4<<20)
 				r.b.wantElsewhere("s", keys, tc.owner)
@@ -88,7 +88,7 @@ func TestPublishWhatDidNotMove(t *testing.T) {
 				r.heal()
 				time.Sleep(time.Minute)
 				r.b.mustEnd(request("s"), committed, "", moved)
-				r.eb.publish("", "s", keys, 64*16+3)
+				r.eb.publish("", "s", keys, 24*16+3)
 				r.wantOwner("s", "b")
 				r.settleCut()
 			})
