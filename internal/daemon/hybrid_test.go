@@ -250,9 +250,10 @@ func TestHybridLinkDies(t *testing.T) {
 }
 
 // A front that stops, granted blocks and all, is not waited for: the link brings the rest.
-// One that says so gives its grant back at once: the whole takes as long as the link does.
+// One that says so gives its grant back at once: the whole takes as long as the link does. One run in fifty takes longer by a lost packet's time.
 func TestHybridFrontStops(t *testing.T) {
-	for _, says := range []bool{false, true} {
+	took := map[bool]time.Duration{false: time.Hour, true: time.Hour}
+	for _, says := range []bool{false, true, true} {
 		bubble(t, func(t *testing.T) {
 			r := newRig(t, slow, nil)
 			keys := r.ea.session("s", 120)
@@ -266,14 +267,14 @@ func TestHybridFrontStops(t *testing.T) {
 			if n := f.check(); n != 10 || rep.GetBlocksMoved() != 110 || rep.GetBlocksUsable() != 120 {
 				t.Errorf("%d prefilled, report %v", n, rep)
 			}
-			link := 110 * 8192 * 8 * time.Second / 1e6
-			d := rep.GetTotal().AsDuration()
-			t.Logf("the front says so: %v; took %v", says, d)
-			if says != (d < link+link/4+1300*time.Millisecond) {
-				t.Errorf("the front says so: %v; took %v, the link alone %v", says, d, link)
-			}
+			took[says] = min(took[says], rep.GetTotal().AsDuration())
 			r.settle()
 		})
+	}
+	link := 110 * 8192 * 8 * time.Second / 1e6
+	t.Logf("%v", took)
+	if limit := link + link/4 + 1300*time.Millisecond; took[true] >= limit || took[false] < limit {
+		t.Errorf("a front that says so took %v, one that does not %v, the link alone %v", took[true], took[false], link)
 	}
 }
 
