@@ -7,9 +7,12 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/quic-go/quic-go"
 
 	"github.com/kvferry/kvferry/bench/wan"
 )
@@ -146,4 +149,47 @@ func TestOpenRefuses(t *testing.T) {
 		t.Errorf("connect after Close: %v", err)
 	}
 	var _ net.Addr = a.Addr()
+}
+
+// tickets is a client's cache of TLS sessions that counts what servers give it.
+type tickets struct{ given atomic.Int64 }
+
+func (c *tickets) Get(string) (*tls.ClientSessionState, bool) { return nil, false }
+func (c *tickets) Put(string, *tls.ClientSessionState)        { c.given.Add(1) }
+
+// No session is resumed over UDP, which would outlive the authority that vouched for it: the agent gives no ticket. A server that does
+// shows that it would be seen.
+func TestNoTicketsOverUDP(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := besiege(t, nil)
+		defer b.close()
+		giving := b.ca.node("x")
+		giving.NextProtos = []string{ALPN}
+		socket, err := b.net.Listen(netip.MustParseAddrPort("10.0.0.8:4433"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := &quic.Transport{Conn: socket}
+		l, err := other.Listen(giving, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = errors.Join(l.Close(), other.Close(), socket.Close()) }()
+		for addr, want := range map[string]int64{serverAddr.String(): 0, "10.0.0.8:4433": 1} {
+			cache := &tickets{}
+			conf := clientOf(b.ca, "c")
+			conf.ClientSessionCache, conf.ServerName = cache, "x"
+			x := b.attacker(netip.MustParseAddr("10.0.0.9"), conf)
+			conn, err := x.transport.Dial(t.Context(), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(addr)), conf, nil)
+			if err != nil {
+				t.Fatalf("%s: %v", addr, err)
+			}
+			time.Sleep(time.Second)
+			if got := cache.given.Load(); got != want {
+				t.Errorf("%s gave %d tickets, want %d", addr, got, want)
+			}
+			_ = conn.CloseWithError(0, "")
+			x.close()
+		}
+	})
 }
