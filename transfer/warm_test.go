@@ -76,8 +76,8 @@ func TestShrinks(t *testing.T) {
 		read() // while the others may still drain
 		time.Sleep(10 * time.Second)
 		for _, l := range []*transfer.Link{p.link, p.src.Links()[0]} {
-			if n := l.Stats().Stripes; n != 4 {
-				t.Errorf("%d connections after 16 idle minutes, want 4", n)
+			if n := l.Stats().Stripes; n < 4 || n > 6 { // two may be on trial when the read ends
+				t.Errorf("%d connections after 16 idle minutes, want 4 to 6", n)
 			}
 		}
 		read()
