@@ -48,6 +48,31 @@ func TestSlowIsNotStalled(t *testing.T) {
 	})
 }
 
+// TestStarvedIsNotStalled has a chunk wait behind those of a higher class, of the same connection, for longer than a chunk may take.
+func TestStarvedIsNotStalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPull(t, overWAN(t, "rtt=20ms,rate=1Mbps,loss=0"), 96, func(_ int, c *transfer.Config) {
+			c.ServeTimeout, c.Stripes, c.StreamsPerStripe, c.AgeAfter, c.Codec, c.ChunkBytes = 500*time.Millisecond, 1, 2, -1, transfer.CodecOff, 512<<10
+		})
+		lower := p.part(t, 0, 16, transfer.TransferOptions{Class: transfer.Background, ProgressTimeout: -1})
+		defer lower.Release()
+		time.Sleep(time.Second)
+		higher := p.post(t, transfer.TransferOptions{ProgressTimeout: -1}) // 6 MiB: 52 s
+		defer higher.Release()
+		began := time.Now()
+		if _, err := higher.Wait(t.Context()); err != nil {
+			t.Errorf("interactive: %v", err)
+		}
+		if took := time.Since(began); took < 45*time.Second {
+			t.Errorf("interactive took %v: the other was not starved for longer than 30 s", took)
+		}
+		if _, err := lower.Wait(t.Context()); err != nil {
+			t.Errorf("background: %v", err)
+		}
+		p.equal(t)
+	})
+}
+
 // gatheredLog is what was logged.
 type gatheredLog struct {
 	mu sync.Mutex

@@ -40,6 +40,7 @@ func (m *moved) since(now, then time.Time) time.Duration {
 type patience struct {
 	limit       time.Duration
 	stripe, all *moved    // of its connection, and of all of the link
+	start       time.Time // when it began
 	began       time.Time // without what it was held
 	since       time.Time // when it was held last, or began
 }
@@ -57,12 +58,12 @@ func (p *patience) judge(now time.Time) verdict {
 	switch {
 	case now.Sub(p.began) >= mostServes*p.limit:
 		return peerStuck
-	case p.stripe.since(now, p.since) < p.limit:
-		return goesOn
-	case p.all.since(now, p.since) < p.limit:
+	case p.all.since(now, p.start) >= p.limit: // while it was held, too: what holds it moves nothing
+		return peerStuck
+	case p.stripe.since(now, p.since) >= p.limit:
 		return stripeStuck
 	}
-	return peerStuck
+	return goesOn
 }
 
 // took notes that n bytes were accepted.
@@ -82,8 +83,9 @@ func (p *patience) held(at time.Time) {
 
 // patience is that of a chunk of f over s: only peers' reads are bounded here, a write has its own timeouts.
 func (l *Link) patience(f *outflow, s *stripe) patience {
-	p := patience{stripe: &s.moved, all: &l.moved, began: time.Now()}
-	if p.since = p.began; !f.key.own {
+	now := time.Now()
+	p := patience{stripe: &s.moved, all: &l.moved, start: now, began: now, since: now}
+	if !f.key.own {
 		p.limit = max(l.agent.cfg.ServeTimeout, 0)
 	}
 	return p
@@ -104,7 +106,7 @@ func (e *stuckError) Error() string {
 
 func (e *stuckError) Is(target error) bool { return target == ErrStalled }
 
-// write writes b, by as many calls of once as that takes.
+// write writes b, as WriteWithLimit does. Where a higher class has the connection to itself, nobody asks limit: a look does.
 func (p *patience) write(stream *quic.SendStream, b []byte, limit func(int) int) (n int, err error) {
 	for {
 		if p.limit > 0 {
@@ -119,6 +121,9 @@ func (p *patience) write(stream *quic.SendStream, b []byte, limit func(int) int)
 		if v := p.judge(time.Now()); v != goesOn {
 			stream.CancelWrite(quic.StreamErrorCode(CodeStalled))
 			return n, &stuckError{p.limit, v}
+		}
+		if limit != nil && limit(1) == 0 {
+			return n, quic.ErrWriteLimitReached
 		}
 	}
 }

@@ -83,9 +83,9 @@ func (p *puller) send(t *testing.T, typ wire.Type, id uint64, payload []byte) {
 	}
 }
 
-func (p *puller) begin(t *testing.T, id uint64, mem MemoryID) {
+func (p *puller) begin(t *testing.T, id uint64, mem MemoryID, class Class) {
 	t.Helper()
-	m, err := wire.AppendBegin(nil, wire.Begin{Op: wire.OpRead, Token: []byte{}, Notify: []byte{}, Descs: []wire.Desc{{Memory: uint32(mem), Pages: pullerPages}}})
+	m, err := wire.AppendBegin(nil, wire.Begin{Op: wire.OpRead, Class: wire.Class(class), Token: []byte{}, Notify: []byte{}, Descs: []wire.Desc{{Memory: uint32(mem), Pages: pullerPages}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func TestPullerTakesNothing(t *testing.T) {
 					go p.read(c, 12*time.Second) // 8 MiB take a minute and a half
 				}
 				began, m := time.Now(), b.server.metrics
-				p.begin(t, 1, mem)
+				p.begin(t, 1, mem, Interactive)
 				time.Sleep(time.Second)
 				if n := testutil.ToFloat64(m.streams); n == 0 && tc.streams > 0 {
 					t.Error("the source writes nothing")
@@ -187,7 +187,7 @@ func TestPullerTakesNothing(t *testing.T) {
 					for _, c := range p.conns {
 						go p.read(c, 0)
 					}
-					p.begin(t, 2, mem)
+					p.begin(t, 2, mem, Interactive)
 					time.Sleep(5 * time.Second)
 					if n := p.came(2); n != pullerPages {
 						t.Errorf("%d pages came of %d when it reads", n, pullerPages)
@@ -199,6 +199,36 @@ func TestPullerTakesNothing(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What is held for a higher class that moves nothing is not served for longer.
+func TestPullerTakesNothingOfAnyClass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := besiege(t, nil)
+		defer b.close()
+		mem, err := b.server.Register(Bytes(make([]byte, pullerPages*pullerPage), pullerPage))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := newPuller(t, b, 100)
+		defer p.x.close()
+		began, limit := time.Now(), b.server.cfg.ServeTimeout
+		for id := range uint64(classes) { // from the lowest up
+			p.begin(t, id+1, mem, Class(classes-1-id))
+			time.Sleep(time.Second) // it is being written
+		}
+		for range classes {
+			if f := <-p.failed; Code(f.Code) != CodeStalled {
+				t.Errorf("ended with %v, %q", Code(f.Code), f.Message)
+			}
+		}
+		if took := time.Since(began); took > limit+4*limit/serveLooks {
+			t.Errorf("the last ended after %v", took)
+		}
+		if s := b.server.Links()[0].Stats(); s.Transfers != 0 || s.Streams != 0 || s.QueuedBytes != 0 {
+			t.Errorf("held: %+v", s)
+		}
+	})
 }
 
 func isCode(err error, want Code) bool {
@@ -222,8 +252,9 @@ func TestPatience(t *testing.T) {
 		{"it moved long ago", 0, 0, 30, 30, 90, peerStuck},
 		{"another connection moves", 0, 0, -1, 59, 60, stripeStuck},
 		{"another moved as long ago", 0, 0, 0, 5, 65, peerStuck},
-		{"held until just now", 0, 55, 0, 0, 110, goesOn},
-		{"held until a while ago", 0, 55, 0, 0, 115, peerStuck},
+		{"held until just now", 0, 55, 0, 54, 110, goesOn},
+		{"held until a while ago", 0, 55, 0, 60, 115, stripeStuck},
+		{"held, and nothing moved", 0, 55, 0, 0, 62, peerStuck},
 		{"moved before it began", 100, 100, 10, 10, 159, goesOn},
 		{"slow", 0, 0, 3599, 3599, 3599, goesOn},
 		{"trickles", 0, 0, 3600, 3600, 3600, peerStuck},
@@ -234,7 +265,7 @@ func TestPatience(t *testing.T) {
 				m.now(at(s))
 			}
 		}
-		p := patience{limit: time.Minute, stripe: &stripe, all: &link, began: at(tc.began), since: at(tc.since)}
+		p := patience{limit: time.Minute, stripe: &stripe, all: &link, start: at(tc.began), began: at(tc.began), since: at(tc.since)}
 		if got := p.judge(at(tc.now)); got != tc.want {
 			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
 		}
