@@ -58,18 +58,14 @@ func (m *migration) settleElsewhere() {
 		return
 	}
 	<-dr.noted
-	switch f := dr.failure; {
+	switch {
 	case dr.ownership == pb.Ownership_OWNERSHIP_MOVED: // the record has taken the mark away
-	case f != nil && f.Reason == ReasonSessionNotFound:
+	case dr.nobody:
 		if err := m.d.sessions.DropElsewhere(m.demand.tenant, m.demand.session); err != nil {
 			m.d.log.LogAttrs(context.Background(), slog.LevelWarn, "that nobody knows a session is known until a restart only", slog.String("migration_id", m.id), slog.Any("error", err))
 		}
 	default:
-		owner := dr.session.Owner
-		if owner == "" || owner == m.d.self {
-			owner = kvstore.NodeID(dr.source)
-		}
-		m.markElsewhere(kvstore.Elsewhere{Owner: owner, Epoch: dr.session.Epoch})
+		m.markElsewhere(kvstore.Elsewhere{Owner: kvstore.NodeID(dr.source), Epoch: dr.session.Epoch})
 	}
 }
 

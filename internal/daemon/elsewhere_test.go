@@ -130,6 +130,53 @@ func TestPublishAfterTakeoverOrForNobody(t *testing.T) {
 	})
 }
 
+// A takeover for which no layout can be told says what it lacks, and the session is still not to be published here: its owner has not been asked. Neither is it where a
+// source has lost it on the way, until every node has been asked.
+func TestElsewhereUntilAllWereAsked(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, slow, nil)
+		keys := r.ea.session("s", 24)
+		r.b.register("other", testLayout(), 1<<20)
+		r.cut()
+		req := auto("s")
+		req.Takeover, req.RepinSeq = true, 1
+		rep := r.b.mustEnd(req, recompute, ReasonEngineAmbiguous, unmoved)
+		if !strings.Contains(rep.GetMessage(), "engine_id") {
+			t.Errorf("message %q", rep.GetMessage())
+		}
+		r.b.wantElsewhere("s", keys, "")
+		r.heal()
+		time.Sleep(time.Minute)
+		req = request("s")
+		req.EngineId = "e"
+		m := r.b.begin(req)
+		m.landed(8192)
+		if err := r.a.d.sessions.Forget("", "s"); err != nil {
+			t.Fatal(err)
+		}
+		wantReport(t, m.end(), failed, ReasonSessionNotFound, unmoved)
+		r.b.wantElsewhere("s", keys, "a")
+		r.b.mustEnd(auto("s"), failed, ReasonSessionNotFound, unmoved)
+		r.eb.publish("", "s", keys, 24*16+3)
+		r.settleCut()
+	})
+}
+
+// An owner that can't be asked is not taken for one that does not have the session, though the caller names it and this node's record does, too.
+func TestHintIsTheOwnerAndDead(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, fast, nil)
+		r.ea.session("s", 4)
+		r.b.mustEnd(request("s"), committed, "", moved)
+		r.a.mustEnd(request("s"), committed, "", moved)
+		r.cut()
+		req := auto("s")
+		req.SourceHint = "a"
+		r.b.mustEnd(req, recompute, ReasonPeerUnreachable, unmoved)
+		r.settleCut()
+	})
+}
+
 // A mark that nobody has renewed for a week is forgotten: who publishes then begins.
 func TestElsewhereExpires(t *testing.T) {
 	bubble(t, func(t *testing.T) {

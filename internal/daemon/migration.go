@@ -98,6 +98,7 @@ type drive struct {
 	relinked  int
 	failure   *Failure
 	noted     chan struct{} // closed when it is noted that the session is elsewhere; nil: it need not be
+	nobody    bool          // every node was asked, and none knows the session
 	ownership pb.Ownership
 	epoch     uint64
 	stale     int64
@@ -438,6 +439,11 @@ func (m *migration) takeOver() {
 		err = m.d.sessions.Adopt(s)
 	case err == nil:
 		s, err = m.d.sessions.Take(m.demand.tenant, m.demand.session, m.demand.repinSeq)
+	case errors.Is(err, kvstore.ErrSessionNotFound): // a record has a layout, which is that of an engine
+		err = failf(ReasonEngineAmbiguous, "name one with engine_id", "the session's layout is not known, and there are %d engines here", len(m.d.engines.list()))
+		if len(m.d.engines.list()) == 0 {
+			err = failf(ReasonEngineNotFound, "start an engine with the session's layout", "the session's layout is not known, and no engine is here")
+		}
 	}
 	m.d.audit.decide(auditTakeover, "self", err, append(sessionAttrs(m.demand.tenant, m.demand.session), slog.String("from", string(dr.source)),
 		slog.String("migration_id", m.id), slog.Uint64("epoch", s.Epoch), slog.Uint64("repin_seq", m.demand.repinSeq))...)

@@ -54,6 +54,7 @@ func (m *migration) locate(ctx context.Context) (event, error) {
 	default:
 		m.noteElsewhere("")
 		if dr.source, err = m.d.askAll(ctx, q.ref(), ""); err != nil {
+			dr.nobody = classify(err).Reason == ReasonSessionNotFound
 			return 0, err
 		}
 	}
@@ -181,12 +182,14 @@ func (m *migration) offer(ctx context.Context) (event, error) {
 			// A wrong hint costs a round trip, one that does not answer a connect time-out, no more.
 			dr.hops++
 			source, askErr := m.d.askAll(ctx, m.demand.ref(), dr.source)
+			unknown := classify(err).Reason == ReasonSessionNotFound // else it may know
+			dr.nobody = unknown && askErr != nil && classify(askErr).Reason == ReasonSessionNotFound
 			switch {
-			case askErr != nil && classify(askErr).Reason == ReasonSessionNotFound && dr.session.Owner == kvstore.NodeID(dr.source):
+			case dr.nobody && dr.session.Owner == kvstore.NodeID(dr.source):
 				return 0, handOverPending("this node", dr.source)
-			case askErr != nil && classify(err).Reason == ReasonSessionNotFound:
+			case askErr != nil && unknown:
 				return 0, askErr // not found, or somebody who may know can't be asked
-			case askErr == nil && source == dr.source && classify(err).Reason == ReasonSessionNotFound:
+			case askErr == nil && source == dr.source && unknown:
 				return 0, handOverPending("another node", source)
 			case askErr != nil || source == dr.source:
 				return 0, err
@@ -201,7 +204,7 @@ func (m *migration) offer(ctx context.Context) (event, error) {
 // handOverPending is the failure of asking a node for a session that by somebody's record it owns, and that it does not know: it is about to, or the
 // hand-over was lost.
 func handOverPending(from string, owner transfer.PeerID) *Failure {
-	return failf(ReasonHandOverPending, "migrate again in a few seconds: who handed it over asks whether it has arrived, and takes it back where it has not; or take it over with takeover and a higher repin_seq",
+	return failf(ReasonHandOverPending, "migrate again in a few seconds: who handed it over asks whether it has arrived, and takes it back where it has not; if that goes on, the node has lost it: take it over with takeover and a higher repin_seq",
 		"%s has handed the session over to node %q, which does not have it, or not yet", from, string(owner))
 }
 
