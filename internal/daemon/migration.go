@@ -223,10 +223,15 @@ func sourceGone(r Reason) bool {
 	return r == ReasonPeerUnreachable || r == ReasonPeerRestarted || r == ReasonStalled || r == ReasonLeaseExpired || r == ReasonStaleGeneration
 }
 
-// sourceLost reports whether a failure means that the recorded owner does not have the session, or records lead in a circle: a takeover gives it an
-// owner then.
+// sourceLost reports whether a failure means that the recorded owner does not have the session, is no peer any more or another node is at its address, or
+// records lead in a circle: a takeover gives it an owner then.
 func sourceLost(r Reason) bool {
-	return r == ReasonSessionNotFound || r == ReasonHandOverPending || r == ReasonTooManyHops
+	switch r {
+	case ReasonSessionNotFound, ReasonHandOverPending, ReasonTooManyHops, ReasonNodeNotFound, ReasonPeerIdentity:
+		return true
+	default:
+		return false
+	}
 }
 
 // fire moves the machine and tells the watchers.

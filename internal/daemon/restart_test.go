@@ -191,6 +191,9 @@ func TestWrongIdentity(t *testing.T) {
 		if !strings.Contains(rep.GetMessage(), `wanted "a", the certificate names "c"`) {
 			t.Errorf("message does not name both: %s", rep.GetMessage())
 		}
+		req = auto("s") // where a is gone for good, and its address is c's now
+		req.SourceHint, req.Takeover, req.RepinSeq = "a", true, 1
+		f.nodes["b"].mustEnd(req, recompute, ReasonPeerIdentity, moved)
 		f.settle()
 	})
 }

@@ -51,6 +51,38 @@ func TestTakeoverSurvivesRestart(t *testing.T) {
 	})
 }
 
+// An owner that is gone for good and is not configured any more can still be taken over from, whether the caller names it or not.
+func TestTakeoverFromRemovedNode(t *testing.T) {
+	dir := t.TempDir()
+	bubble(t, func(t *testing.T) {
+		removed := false
+		r := newRig(t, fast, func(name string, c *Config, p *Parts) {
+			if onDisk(dir)(name, c, p); removed {
+				c.Peers = nil
+			}
+		})
+		ids := []string{"", "a"} // and hints
+		for _, id := range ids {
+			r.ea.session("s"+id, 1)
+			r.b.mustEnd(request("s"+id), committed, "", moved)
+			r.a.mustEnd(request("s"+id), committed, "", moved)
+		}
+		removed = true
+		r.a.stop()
+		r.b = r.restart("b")
+		r.eb = r.b.register("e", testLayout(), 4<<20)
+		for _, id := range ids {
+			req := auto("s" + id)
+			req.SourceHint = id
+			r.b.mustEnd(req, failed, ReasonNodeNotFound, unmoved)
+			req = auto("s" + id)
+			req.SourceHint, req.Takeover, req.RepinSeq = id, true, 1
+			r.b.mustEnd(req, recompute, ReasonNodeNotFound, moved)
+			r.eb.publish("", "s"+id, nil, 3)
+		}
+	})
+}
+
 // What nobody could describe is reported as unknown, not as one token.
 func TestUnknownTail(t *testing.T) {
 	bubble(t, func(t *testing.T) {
