@@ -198,11 +198,13 @@ type ArenaFile struct {
 	Identity string
 	// Bytes is its size and its index's.
 	Bytes int64
-	// InUse says that a process has it open as its arena.
+	// InUse says that a process has it open as its arena, or that this can't be told: the file is Unread.
 	InUse bool
+	// Unread says why the file, or its index, could not be read, as where it is another user's: what is wrong with it is not known. nil: both were.
+	Unread error
 	// Used is when a process had it last, as Arena.NoteAlive or Close said, or made it.
 	Used time.Time
-	// Damage says why nobody can take it over, or why that can't be told; "" for one that is whole.
+	// Damage says why nobody can take it over; "" for one that is whole, or Unread.
 	Damage string
 }
 

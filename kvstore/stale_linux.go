@@ -81,7 +81,7 @@ func lookAtStale(path string, keep func(KeptArena) bool) (info KeptArena, gone b
 }
 
 // ListArenas looks at the arena files in dir whose names begin with prefix, and changes nothing: an arena's file, or an index that has lost its
-// own. Those that processes have open are among them. An empty dir means DefaultArenaDir. Files that it may not read are among them, with Damage; what is
+// own. Those that processes have open are among them. An empty dir means DefaultArenaDir. Files that it may not read are among them, Unread; what is
 // not a regular file is not. Errors: the system's, of the folder.
 func ListArenas(dir, prefix string) ([]ArenaFile, error) {
 	if dir == "" {
@@ -118,7 +118,7 @@ func lookAtArena(path string) (a ArenaFile, there bool) {
 	a = ArenaFile{Path: path, Bytes: st.Size(), Used: st.ModTime()}
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
-		a.Damage = why(err)
+		a.InUse, a.Unread = true, err
 		return a, !errors.Is(err, os.ErrNotExist)
 	}
 	defer file.Close()
@@ -135,7 +135,7 @@ func lookAtArena(path string) (a ArenaFile, there bool) {
 		return a, true
 	}
 	if err != nil {
-		a.Damage = why(err)
+		a.Unread = err
 		return a, true
 	}
 	defer index.Close()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -111,6 +112,48 @@ func TestListArenas(t *testing.T) {
 	}
 	if _, err := kvstore.ListArenas(filepath.Join(dir, "none"), "k-"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no folder: %v", err)
+	}
+}
+
+// What another user's arenas are is not known to who may not read them, least of all that nobody has them.
+func TestListArenasOfOthers(t *testing.T) {
+	t.Parallel()
+	dir := memoryDir(t)
+	for _, name := range []string{"closed", "index-closed"} {
+		closeArena(t, keep(t, dir, 1, func(c *kvstore.ArenaConfig) { c.Name = name }))
+	}
+	keep(t, dir, 1, func(c *kvstore.ArenaConfig) { c.Name = "held" })
+	for _, name := range []string{"closed", "held", "index-closed" + kvstore.IndexSuffix} {
+		if err := os.Chmod(filepath.Join(dir, name), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() == 0 { // the modes do not bind root
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		if _, err := unix.SetfsuidRetUid(65534); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if _, err := unix.SetfsuidRetUid(0); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	list, err := kvstore.ListArenas(dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list) != 3 {
+		t.Errorf("%d arenas: %+v", len(list), list)
+	}
+	for _, a := range list {
+		if name := filepath.Base(a.Path); !errors.Is(a.Unread, os.ErrPermission) || a.Damage != "" || a.Identity != "" || a.InUse != (name != "index-closed") {
+			t.Errorf("%s: %+v", name, a)
+		}
 	}
 }
 

@@ -71,12 +71,17 @@ func (d *doctor) checkArenaFiles(context.Context) Finding {
 		return unknown("not looked at: see arena.dir")
 	}
 	var used, spoilt []string
-	n := 0
+	var n, unread int
+	var unreadErr error
 	for _, a := range files {
 		if node == "" || a.node != node {
 			continue
 		}
 		n++
+		if a.Unread != nil {
+			unread, unreadErr = unread+1, a.Unread
+			continue
+		}
 		switch text := fmt.Sprintf("%s: %s", a.Path, a.Damage); {
 		case a.Damage == "":
 		case a.InUse:
@@ -93,6 +98,8 @@ func (d *doctor) checkArenaFiles(context.Context) Finding {
 			"an arena that waits for its engine is damaged, its blocks are lost: %s", strings.Join(spoilt, "; "))
 	case node == "":
 		return unknown("not looked at: the node is not known without --config or a daemon")
+	case unread > 0 && d.Daemon == nil: // one that runs looks at its own
+		return unknown("%d of %d arenas of node %s in %s can't be read: %v. Look as root or as kvferryd's user", unread, n, node, dir, unreadErr)
 	}
 	return ok("%d arenas of node %s in %s", n, node, dir)
 }
@@ -116,21 +123,34 @@ func (d *doctor) checkStale(context.Context) Finding {
 	}
 	dir, keep, now := d.Config.Arena.Dir, d.Config.Arena.Keep, d.Host.Now()
 	var stale []arenaFile
-	var waiting, inUse, bytes int64
+	var waiting, inUse, unread, doubtful, bytes int64
 	for _, a := range files {
 		age := now.Sub(a.Used)
 		switch {
-		case a.InUse:
+		case a.InUse && a.Unread == nil:
 			inUse++
 		case d.Daemon != nil && a.node == d.Daemon.Node && a.node != "", keep > 0 && age < keep:
-			waiting++ // the daemon sees to its own; the others' may be about to come back
+			if a.InUse {
+				unread++
+			} else {
+				waiting++ // the daemon sees to its own; the others' may be about to come back
+			}
+		case a.InUse:
+			unread, doubtful = unread+1, doubtful+1 // it may be a living daemon's
 		default:
 			stale = append(stale, a)
 			bytes += a.Bytes
 		}
 	}
-	if len(stale) == 0 {
-		return ok("%s: %d arenas in use, %d that wait for their engines, none left over", dir, inUse, waiting)
+	closed := ""
+	if unread > 0 {
+		closed = fmt.Sprintf(", %d that can't be read", unread)
+	}
+	switch {
+	case len(stale) == 0 && doubtful > 0:
+		return unknown("%s: %d arenas in use, %d that wait for their engines%s, of which %d may be left over: look as root or as kvferryd's user", dir, inUse, waiting, closed, doubtful)
+	case len(stale) == 0:
+		return ok("%s: %d arenas in use, %d that wait for their engines%s, none left over", dir, inUse, waiting, closed)
 	}
 	slices.SortStableFunc(stale, func(a, b arenaFile) int { return cmp.Compare(b.Bytes, a.Bytes) })
 	var listed, remove, nodes []string

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvferry/kvferry/internal/daemon"
 	"github.com/kvferry/kvferry/internal/doctor"
 	"github.com/kvferry/kvferry/kvstore"
@@ -133,6 +135,41 @@ func TestStaleArenas(t *testing.T) {
 	}
 	if f := want(doctor.Warn, "12 arenas without", "and 4 more, which the next look names"); strings.Count(f.Fix, "+index") != 8 {
 		t.Errorf("%s", f.Fix)
+	}
+}
+
+// An arena that can't be read is neither damaged nor left over: it may be a living daemon's, of another user.
+func TestUnreadArenas(t *testing.T) {
+	t.Parallel()
+	a := newArenas(t)
+	closed := a.leave("n", "closed", 2*time.Hour)
+	shut(t, closed)
+	want := func(check string, running *doctor.Daemon, status doctor.Status, detail string) {
+		t.Helper()
+		if f := a.look(check, running); f.Status != status || !strings.Contains(f.Detail, detail) || f.Fix != "" {
+			t.Errorf("%s: %+v, want %v with %q", check, f, status, detail)
+		}
+	}
+	want("arena.files", nil, doctor.Unknown, "1 of 1 arenas of node n in "+a.dir+" can't be read: ")
+	want("arena.files", &doctor.Daemon{Node: "n"}, doctor.OK, "1 arenas of node n")
+	want("arena.stale", nil, doctor.Unknown, "0 that wait for their engines, 1 that can't be read, of which 1 may be left over")
+	want("arena.stale", &doctor.Daemon{Node: "n"}, doctor.OK, "1 that can't be read, none left over")
+	left := a.leave("gone", "left", 2*time.Hour)
+	if f := a.look("arena.stale", nil); f.Status != doctor.Warn || !strings.Contains(f.Fix, left) || strings.Contains(f.Fix, closed) {
+		t.Errorf("%+v", f)
+	}
+}
+
+// shut has a file not be opened by others until the test ends, root included.
+func shut(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Skipf("no lease on files: %v", err)
 	}
 }
 
