@@ -101,7 +101,7 @@ func (e *stuckError) Error() string {
 	if e.verdict == stripeStuck {
 		return fmt.Sprintf("the connection has taken no byte for %v", e.after)
 	}
-	return fmt.Sprintf("the peer takes no byte, or too few: looked at after %v", e.after)
+	return fmt.Sprintf("the side that reads takes no byte, or too few: looked at after %v", e.after)
 }
 
 func (e *stuckError) Is(target error) bool { return target == ErrStalled }

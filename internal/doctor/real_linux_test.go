@@ -134,11 +134,11 @@ func TestRealMounts(t *testing.T) {
 // A real tmpfs as state_dir: with room, nearly full, full, and out of inodes.
 func TestRealStateDirFull(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("mounts a tmpfs, which takes root; TestStateDirRoom has the same with a filesystem made up")
+		t.Skip("mounts a tmpfs, which takes root; TestBroken has the same with a filesystem made up")
 	}
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=80m,nr_inodes=100"); err != nil {
-		t.Skipf("mount: %v; TestStateDirRoom has the same with a filesystem made up", err)
+		t.Skipf("mount: %v; TestBroken has the same with a filesystem made up", err)
 	}
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
