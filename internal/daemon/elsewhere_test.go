@@ -162,6 +162,25 @@ func TestElsewhereUntilAllWereAsked(t *testing.T) {
 	})
 }
 
+// A hint that names no node costs a session that is new nothing, once the nodes that there are have been asked.
+func TestElsewhereHintOfNobody(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, fast, nil)
+		req := func() *pb.MigrateRequest {
+			q := auto("s")
+			q.SourceHint = "nobody"
+			return q
+		}
+		r.cut()
+		r.b.mustEnd(req(), failed, ReasonNodeNotFound, unmoved)
+		r.b.wantElsewhere("s", nil, "nobody")
+		r.heal()
+		time.Sleep(time.Minute)
+		r.b.mustEnd(req(), failed, ReasonNodeNotFound, unmoved)
+		r.eb.publish("", "s", nil, 3)
+	})
+}
+
 // An owner that can't be asked is not taken for one that does not have the session, though the caller names it and this node's record does, too.
 func TestHintIsTheOwnerAndDead(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -182,10 +182,12 @@ func (m *migration) offer(ctx context.Context) (event, error) {
 			// A wrong hint costs a round trip, one that does not answer a connect time-out, no more.
 			dr.hops++
 			source, askErr := m.d.askAll(ctx, m.demand.ref(), dr.source)
-			unknown := classify(err).Reason == ReasonSessionNotFound // else it may know
-			dr.nobody = unknown && askErr != nil && classify(askErr).Reason == ReasonSessionNotFound
+			reason := classify(err).Reason
+			unknown := reason == ReasonSessionNotFound // else it may know
+			none := askErr != nil && classify(askErr).Reason == ReasonSessionNotFound
+			dr.nobody = none && (unknown || reason == ReasonNodeNotFound) // one that is no peer is never asked, hint or not
 			switch {
-			case dr.nobody && dr.session.Owner == kvstore.NodeID(dr.source):
+			case none && unknown && dr.session.Owner == kvstore.NodeID(dr.source):
 				return 0, handOverPending("this node", dr.source)
 			case askErr != nil && unknown:
 				return 0, askErr // not found, or somebody who may know can't be asked
