@@ -286,6 +286,28 @@ func TestTakenBackInBetween(t *testing.T) {
 	})
 }
 
+// A hand-over to this node that an earlier migration asked for, and that the network kept until this one had its offer, is no reason to fail.
+func TestHandedOverInBetween(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, slow, nil)
+		keys := r.ea.session("s", 64)
+		run := r.b.begin(request("s"))
+		run.landed(8192)
+		late := kvstore.HandOver{ID: "s", Migration: "given up", To: "b", Incarnation: r.b.d.incarnation, Epoch: 1, Version: 1}
+		if _, err := r.a.d.sessions.HandOver(late); err != nil {
+			t.Fatal(err)
+		}
+		rep := run.end()
+		wantReport(t, rep, committed, "", moved)
+		if rep.GetEpoch() != 2 || rep.GetBlocksMoved() != 64 {
+			t.Errorf("report %v", rep)
+		}
+		r.wantOwner("s", "b")
+		r.eb.check("", keys)
+		r.settle()
+	})
+}
+
 // A node says that it has not got a session which by its record, of the rank of the hand-over that is asked for, is the asker's: the two have crossed.
 func TestCrossedIsNotKnown(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvferry/kvferry/internal/fault"
+	"github.com/kvferry/kvferry/kvstore"
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 	"github.com/kvferry/kvferry/transfer"
 )
@@ -44,13 +45,16 @@ func (m *migration) handOver(ctx context.Context) (event, error) {
 }
 
 // wentBack reports whether a hand-over is refused because the source has taken the session back since its offer: this node, which is the owner by the
-// source's earlier record, had not got it. Another offer is of its own.
+// source's earlier record, had not got it. Another offer is of its own. Or the other way: an earlier migration's question, kept by the network until now, has made
+// this node the owner, which asks again as such.
 func (m *migration) wentBack(err error) bool {
 	f := classify(err)
 	epoch, err1 := strconv.ParseUint(f.Meta["epoch"], 10, 64)
 	repin, err2 := strconv.ParseUint(f.Meta["repin_seq"], 10, 64)
-	return f.Reason == ReasonFenced && err1 == nil && err2 == nil && f.Meta["owner_node_id"] == string(m.drive.source) &&
-		m.drive.session.Owner == m.d.self && epoch > m.drive.session.Epoch && repin <= m.demand.repinSeq
+	before, now := m.drive.session.Owner, kvstore.NodeID(f.Meta["owner_node_id"])
+	source := kvstore.NodeID(m.drive.source)
+	return f.Reason == ReasonFenced && err1 == nil && err2 == nil && (before == m.d.self && now == source || before == source && now == m.d.self) &&
+		epoch > m.drive.session.Epoch && repin <= m.demand.repinSeq
 }
 
 // believable reports whether an answer is one that a kvferryd gives.
