@@ -94,7 +94,7 @@ func (d *doctor) checkArenaFiles(context.Context) Finding {
 	case len(used) > 0:
 		return fail(fmt.Sprintf(restart, "the engine"), "an arena that is in use is damaged: %s", strings.Join(used, "; "))
 	case len(spoilt) > 0:
-		return warn("start kvferryd, which removes it, and its engine, which fills another. Find out who truncates or removes files in "+dir,
+		return warn("start kvferryd and its engine, which gets another in its place. Find out who truncates or removes files in "+dir,
 			"an arena that waits for its engine is damaged, its blocks are lost: %s", strings.Join(spoilt, "; "))
 	case node == "":
 		return unknown("not looked at: the node is not known without --config or a daemon")

@@ -193,7 +193,7 @@ func TestTruncatedArenas(t *testing.T) {
 	cut(a.leave("other", "e", time.Minute)) // another node's doctor says so
 	want(doctor.OK, "2 arenas of node n in "+a.dir, "")
 	cut(left)
-	want(doctor.Warn, left+": it has 4096 bytes of ", "start kvferryd, which removes it")
+	want(doctor.Warn, left+": it has 4096 bytes of ", "start kvferryd and its engine, which gets another")
 	cut(held.Path())
 	want(doctor.Fail, held.Path()+": it has 4096 bytes of ", "restart the engine: it registers again")
 }
