@@ -8,6 +8,7 @@ import (
 	"go/parser"
 	"go/token"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -125,6 +126,13 @@ func TestFailureFromForeignErrors(t *testing.T) {
 	re := &transfer.RemoteError{Code: codeFailure, Message: "m", Details: []byte{0xff}}
 	if got := classify(re); got.Reason != ReasonInternal || got.Message != "m" {
 		t.Errorf("damaged details: %+v", got)
+	}
+}
+
+// A node that keeps as many sessions as it can names a way out that there is: no call removes one.
+func TestSessionLimitSaysWhatToDo(t *testing.T) {
+	if f := classify(fmt.Errorf("publish: %w", kvstore.ErrSessionLimit)); !strings.Contains(f.Fix, "sessions.db") {
+		t.Errorf("fix %q", f.Fix)
 	}
 }
 
