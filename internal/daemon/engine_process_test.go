@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -117,7 +118,7 @@ func slotsOf(args []string) []*pb.SlotRef {
 type engineProc struct {
 	t   *testing.T
 	cmd *exec.Cmd
-	in  io.Writer
+	in  io.WriteCloser
 	out *bufio.Scanner
 }
 
@@ -168,6 +169,17 @@ func (p *engineProc) want(want, format string, args ...any) {
 	p.t.Helper()
 	if got := p.do(format, args...); got != want {
 		p.t.Errorf(format+": %s, want %s", append(args, got, want)...)
+	}
+}
+
+// end has the process come to the end of its test, and clean up.
+func (p *engineProc) end() {
+	p.t.Helper()
+	_ = p.in.Close()
+	hangs := time.AfterFunc(time.Minute, func() { _ = p.cmd.Process.Kill() })
+	defer hangs.Stop()
+	if err := p.cmd.Wait(); err != nil {
+		p.t.Errorf("the process ended with %v", err)
 	}
 }
 

@@ -2,8 +2,10 @@ package daemon
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 )
@@ -33,6 +35,12 @@ func TestSiblingNamespaces(t *testing.T) {
 	}
 	d := startProcess(t, "TestDaemonProcess", "daemon", &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID})
 	socket := d.do("socket")
+	t.Cleanup(func() {
+		d.end()
+		if _, err := os.Stat(filepath.Dir(socket)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the daemon's process leaves its folders: %v", err)
+		}
+	})
 	one, two := startProcess(t, "TestEngineProcess", socket, nil), startProcess(t, "TestEngineProcess", socket, nil)
 	id := one.do("register e 0 2")
 	two.want(id, "register e 1 2")
