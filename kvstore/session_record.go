@@ -17,6 +17,7 @@ const (
 type record struct {
 	session Session
 	moves   []move
+	changed int64 // when it was last stored, Unix seconds; 0: by a release that did not keep it
 }
 
 // move is a hand-over that was made.
@@ -47,6 +48,7 @@ type diskRecord struct {
 	RepinSeq    uint64   `cbor:"10,keyasint"`
 	Fidelity    uint8    `cbor:"11,keyasint"`
 	Moves       []move   `cbor:"12,keyasint"`
+	Changed     int64    `cbor:"13,keyasint,omitempty"`
 }
 
 // recordMode refuses what the encoder never writes: unknown and repeated fields, indefinite lengths, tags.
@@ -66,7 +68,7 @@ func (r record) encode() ([]byte, error) {
 	d := diskRecord{
 		Version: recordVersion, Tenant: string(s.Tenant), ID: string(s.ID), Pin: s.Pin[:], Keys: make([][]byte, len(s.Keys)),
 		Tokens: s.Tokens, BlockTokens: int64(s.BlockTokens), Owner: string(s.Owner), Epoch: s.Epoch, SessVersion: s.Version,
-		RepinSeq: s.RepinSeq, Fidelity: uint8(s.Fidelity), Moves: append([]move{}, r.moves...),
+		RepinSeq: s.RepinSeq, Fidelity: uint8(s.Fidelity), Moves: append([]move{}, r.moves...), Changed: r.changed,
 	}
 	for i, k := range s.Keys {
 		d.Keys[i] = []byte(k)
@@ -94,10 +96,12 @@ func decodeRecord(b []byte) (record, error) {
 		return record{}, bad("epoch or version", "0", "1 or more")
 	case len(d.Moves) > maxMoves:
 		return record{}, bad("moves", fmt.Sprint(len(d.Moves)), fmt.Sprintf("at most %d", maxMoves))
+	case d.Changed < 0:
+		return record{}, bad("time of change", fmt.Sprint(d.Changed), "0 or more")
 	case d.BlockTokens < 0 || d.BlockTokens > maxBlockTokens:
 		return record{}, bad("block_tokens", fmt.Sprint(d.BlockTokens), fmt.Sprintf("0 to %d", maxBlockTokens))
 	}
-	r := record{moves: d.Moves, session: Session{
+	r := record{moves: d.Moves, changed: d.Changed, session: Session{
 		Tenant: Tenant(d.Tenant), ID: SessionID(d.ID), Pin: Pin(d.Pin), Tokens: d.Tokens, BlockTokens: int(d.BlockTokens),
 		Owner: NodeID(d.Owner), Epoch: d.Epoch, Version: d.SessVersion, RepinSeq: d.RepinSeq, Fidelity: Fidelity(d.Fidelity),
 	}}

@@ -92,6 +92,9 @@ func (s *Sessions) read() error {
 			if !bytes.Equal(k, key.encode()) {
 				return fmt.Errorf("record of session %q has another session's key", clip(string(r.session.ID)))
 			}
+			if r.changed == 0 {
+				r.changed = time.Now().Unix()
+			}
 			s.mu.records[key] = r
 			return nil
 		})
@@ -142,6 +145,7 @@ func (s *Sessions) mustFind(k sessionKey) (record, error) {
 // store makes a record durable, then visible. Called with write held. r's slices must not change afterwards.
 func (s *Sessions) store(r record) error {
 	k := sessionKey{r.session.Tenant, r.session.ID}
+	r.changed = time.Now().Unix()
 	if s.db != nil && !fault.Planted(s.keptBy(r)) {
 		if err := fault.At(fault.Persist, string(s.self)); err != nil {
 			s.failed = true
@@ -251,7 +255,7 @@ func (s *Sessions) roomForOne() error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if len(s.mu.records) >= MaxSessions {
-		return fmt.Errorf("%w: %d kept; forget sessions that ended", ErrSessionLimit, MaxSessions)
+		return fmt.Errorf("%w: %d kept", ErrSessionLimit, MaxSessions)
 	}
 	return nil
 }

@@ -281,9 +281,9 @@ func (d *Daemon) sweep() {
 			d.engines.sweepKept(now)
 			d.engines.noteAlive(now)
 			d.confirmForwarded(now)
-			if now.Sub(marks) >= elsewhereEvery {
+			if now.Sub(marks) >= sessionsEvery {
 				marks = now
-				d.expireElsewhere(now)
+				d.expireSessions(now)
 			}
 		}
 	}

@@ -10,10 +10,11 @@ import (
 	"github.com/kvferry/kvferry/transfer"
 )
 
-// elsewhereKept is how long this node goes by a migration's word that a session is another node's, and elsewhereEvery how often what is older is looked for.
+// sessionsKept is how long this node remembers a session that nothing changes of, its own or where it went, and goes by a migration's word that one is another
+// node's. sessionsEvery is how often what is older is looked for.
 const (
-	elsewhereKept  = 7 * 24 * time.Hour
-	elsewhereEvery = time.Hour
+	sessionsKept  = 7 * 24 * time.Hour
+	sessionsEvery = time.Hour
 )
 
 // noteElsewhere begins to note that the session is another node's, which owner may be, until it has arrived: an engine here may prefill it whatever becomes
@@ -69,13 +70,18 @@ func (m *migration) settleElsewhere() {
 	}
 }
 
-// expireElsewhere forgets what is older than elsewhereKept.
-func (d *Daemon) expireElsewhere(now time.Time) {
-	n, err := d.sessions.ExpireElsewhere(now.Add(-elsewhereKept))
-	if err != nil {
-		d.log.LogAttrs(context.Background(), slog.LevelWarn, "forget sessions that have not come here", slog.Any("error", err))
-	}
-	if n > 0 {
-		d.log.LogAttrs(context.Background(), slog.LevelInfo, "forgot sessions that have not come here", slog.Int("sessions", n))
+// expireSessions forgets what is older than sessionsKept: nobody says when a session ends.
+func (d *Daemon) expireSessions(now time.Time) {
+	for _, of := range []struct {
+		what   string
+		expire func(before time.Time) (int, error)
+	}{{"sessions that nothing changed of", d.sessions.Expire}, {"sessions that have not come here", d.sessions.ExpireElsewhere}} {
+		n, err := of.expire(now.Add(-sessionsKept))
+		if err != nil {
+			d.log.LogAttrs(context.Background(), slog.LevelWarn, "forget "+of.what, slog.Any("error", err))
+		}
+		if n > 0 {
+			d.log.LogAttrs(context.Background(), slog.LevelInfo, "forgot "+of.what, slog.Int("sessions", n))
+		}
 	}
 }

@@ -203,10 +203,36 @@ func TestElsewhereExpires(t *testing.T) {
 		r.ea.session("s", 1)
 		r.a.stop()
 		r.b.mustEnd(auto("s"), recompute, ReasonPeerUnreachable, unmoved)
-		r.b.d.expireElsewhere(time.Now().Add(elsewhereKept - time.Minute))
+		r.b.d.expireSessions(time.Now().Add(sessionsKept - time.Minute))
 		r.b.wantElsewhere("s", nil, "")
-		r.b.d.expireElsewhere(time.Now().Add(elsewhereKept + time.Minute))
+		r.b.d.expireSessions(time.Now().Add(sessionsKept + time.Minute))
 		r.eb.publish("", "s", nil, 3)
+	})
+}
+
+// A session that nothing changed of for a week is forgotten, by its owner and where it came from: nobody says when one ends. Its blocks stay, and who publishes begins.
+func TestSessionsExpire(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, fast, nil)
+		keys := r.ea.session("s", 3)
+		r.b.mustEnd(request("s"), committed, "", moved)
+		for _, n := range []*node{r.a, r.b} {
+			n.d.expireSessions(time.Now().Add(sessionsKept - time.Minute))
+		}
+		r.wantOwner("s", "b")
+		for _, n := range []*node{r.a, r.b} {
+			n.d.expireSessions(time.Now().Add(sessionsKept + time.Minute))
+			if n.record("s") != nil {
+				t.Errorf("%s remembers the session", n.name)
+			}
+		}
+		r.eb.check("", keys)
+		r.b.mustEnd(request("s"), failed, ReasonSessionNotFound, unmoved)
+		r.ea.publish("", "s", keys, 3*16)
+		if rep := r.b.mustEnd(request("s"), committed, "", moved); rep.GetBlocksPresent() != 3 {
+			t.Errorf("the blocks are here already: %v", rep)
+		}
+		r.settle()
 	})
 }
 
