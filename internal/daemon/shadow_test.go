@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	pb "github.com/kvferry/kvferry/proto/kvferry/v1"
 )
@@ -72,6 +73,7 @@ func TestShadow(t *testing.T) {
 		if got := r.b.plans(&pb.ListPlansRequest{Worst: true}); len(got) != 0 {
 			t.Errorf("shadow plans can't be compared: %v", got)
 		}
+		synctest.Wait() // the last one's line is written
 		if n := strings.Count(log.String(), "shadow=true"); n != 5 || !strings.Contains(log.String(), "decided=recompute") {
 			t.Errorf("the log names %d shadow migrations:\n%s", n, log.String())
 		}
