@@ -53,7 +53,7 @@ func (m *migration) wentBack(err error) bool {
 	repin, err2 := strconv.ParseUint(f.Meta["repin_seq"], 10, 64)
 	before, now := m.drive.session.Owner, kvstore.NodeID(f.Meta["owner_node_id"])
 	source := kvstore.NodeID(m.drive.source)
-	return f.Reason == ReasonFenced && err1 == nil && err2 == nil && (before == m.d.self && now == source || before == source && now == m.d.self) &&
+	return f.Reason == ReasonFenced && err1 == nil && err2 == nil && (before == m.d.self && now == source || before == source && now == m.d.self && !fault.Planted(fault.CommitDoubled)) &&
 		epoch > m.drive.session.Epoch && repin <= m.demand.repinSeq
 }
 

@@ -122,11 +122,11 @@ func (e Event) String() string {
 // Bug is a mistake that can be planted, to test tests.
 type Bug string
 
-// The bugs. Each is one condition at the place where the rule that it breaks is kept.
+// The bugs. Each is one condition at the place where the rule that it breaks is kept; one of them, that another rule would make good, is two.
 const (
 	VerificationSkipped Bug = "verification-skipped"  // a page lands whatever its checksum is
 	LeaseLost           Bug = "lease-lost"            // an engine's lease ends by itself
-	CommitDoubled       Bug = "commit-doubled"        // a hand-over that is asked for again is decided again
+	CommitDoubled       Bug = "commit-doubled"        // a hand-over that is asked for again is decided again, and the refusal believed
 	SlotReusedEarly     Bug = "slot-reused-early"     // a lease does not keep its slots from being reused
 	ForwardNotPersisted Bug = "forward-not-persisted" // a hand-over is in memory only
 	EpochIgnored        Bug = "epoch-ignored"         // an older owner's word counts as a newer one's
