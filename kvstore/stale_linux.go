@@ -16,24 +16,12 @@ import (
 // killed could not remove its own. An empty dir means DefaultArenaDir. Files that it may not touch, and what is not a regular
 // file, stay; the errors are joined.
 func RemoveStaleArenas(dir, prefix string, keep func(KeptArena) bool) (removed []string, kept []KeptArena, err error) {
-	if dir == "" {
-		dir = DefaultArenaDir
-	}
-	entries, err := os.ReadDir(dir)
+	paths, err := arenaPaths(dir, prefix)
 	if err != nil {
 		return nil, nil, fmt.Errorf("remove stale arenas: %w", err)
 	}
 	var errs []error
-	for _, entry := range entries {
-		if !strings.HasPrefix(entry.Name(), prefix) || !entry.Type().IsRegular() {
-			continue
-		}
-		path := filepath.Join(dir, entry.Name())
-		if arena, ok := strings.CutSuffix(path, indexSuffix); ok {
-			if _, err := os.Lstat(arena); !errors.Is(err, os.ErrNotExist) {
-				continue // it goes or stays with its arena
-			}
-		}
+	for _, path := range paths {
 		info, gone, err := lookAtStale(path, keep)
 		switch {
 		case gone:
@@ -45,6 +33,32 @@ func RemoveStaleArenas(dir, prefix string, keep func(KeptArena) bool) (removed [
 		}
 	}
 	return removed, kept, errors.Join(errs...)
+}
+
+// arenaPaths are the regular files in dir, DefaultArenaDir if empty, whose names begin with prefix: arenas, and indexes that have lost theirs. An
+// index beside its arena goes or stays with it, and is told of with it.
+func arenaPaths(dir, prefix string) ([]string, error) {
+	if dir == "" {
+		dir = DefaultArenaDir
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var paths []string
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), prefix) || !entry.Type().IsRegular() {
+			continue
+		}
+		path := filepath.Join(dir, entry.Name())
+		if arena, ok := strings.CutSuffix(path, indexSuffix); ok {
+			if _, err := os.Lstat(arena); !errors.Is(err, os.ErrNotExist) {
+				continue
+			}
+		}
+		paths = append(paths, path)
+	}
+	return paths, nil
 }
 
 // lookAtStale removes one arena unless keep wants it. One that is wanted and was not looked at before is marked with the time.
@@ -84,24 +98,12 @@ func lookAtStale(path string, keep func(KeptArena) bool) (info KeptArena, gone b
 // own. Those that processes have open are among them. An empty dir means DefaultArenaDir. Files that it may not read are among them, Unread; what is
 // not a regular file is not. Errors: the system's, of the folder.
 func ListArenas(dir, prefix string) ([]ArenaFile, error) {
-	if dir == "" {
-		dir = DefaultArenaDir
-	}
-	entries, err := os.ReadDir(dir)
+	paths, err := arenaPaths(dir, prefix)
 	if err != nil {
 		return nil, fmt.Errorf("list arenas: %w", err)
 	}
 	var out []ArenaFile
-	for _, entry := range entries {
-		if !strings.HasPrefix(entry.Name(), prefix) || !entry.Type().IsRegular() {
-			continue
-		}
-		path := filepath.Join(dir, entry.Name())
-		if arena, ok := strings.CutSuffix(path, indexSuffix); ok {
-			if _, err := os.Lstat(arena); !errors.Is(err, os.ErrNotExist) {
-				continue // it is told of with its arena
-			}
-		}
+	for _, path := range paths {
 		if a, there := lookAtArena(path); there {
 			out = append(out, a)
 		}

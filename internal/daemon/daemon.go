@@ -258,7 +258,7 @@ const sweepEvery = time.Second
 func (d *Daemon) sweep() {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
-	var marks time.Time // looked at last
+	var expired time.Time // when old sessions were looked for last
 	for {
 		select {
 		case <-d.closing:
@@ -281,8 +281,8 @@ func (d *Daemon) sweep() {
 			d.engines.sweepKept(now)
 			d.engines.noteAlive(now)
 			d.confirmForwarded(now)
-			if now.Sub(marks) >= sessionsEvery {
-				marks = now
+			if now.Sub(expired) >= sessionsEvery {
+				expired = now
 				d.expireSessions(now)
 			}
 		}
