@@ -44,7 +44,7 @@ var (
 	ErrArenaClosed error = arenaClosedError{}
 	// ErrSessionNotFound means that this node has no record of the session.
 	ErrSessionNotFound = errors.New("session not found")
-	// ErrSessionLimit means that the session store is full.
+	// ErrSessionLimit means that the session store is full, of sessions that changed lately.
 	ErrSessionLimit = errors.New("too many sessions")
 )
 

@@ -174,6 +174,9 @@ func EncodeSession(s Session, n int) []byte {
 	return b
 }
 
+// SetMaxBytes replaces MaxSessionsBytes.
+func (s *Sessions) SetMaxBytes(n int64) { s.maxBytes = n }
+
 // BreakDisk makes every later write of the store fail.
 func (s *Sessions) BreakDisk() { _ = s.db.Close() }
 

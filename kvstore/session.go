@@ -14,8 +14,6 @@ import (
 const (
 	// MaxSessionKeys bounds the blocks of one session: 16 million tokens in blocks of 16.
 	MaxSessionKeys = 1 << 20
-	// MaxSessions bounds the records a store keeps, forwarding records included.
-	MaxSessions = 1 << 20
 )
 
 // SessionID names a session within its tenant, as the proxy and the engine know it. 1 to MaxNameBytes bytes of UTF-8.

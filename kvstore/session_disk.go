@@ -81,13 +81,16 @@ func (s *Sessions) update(f func(*bbolt.Bucket) error) error {
 // through its tree anew.
 const spareBytes = 64 << 10
 
-// Writable returns nil when a record like in could be made durable, as far as can be told: nil says that the filesystem has room for it, is not read-only, and that
-// the last change did not fail; after one that did, an empty change is made to see. For a node that is about to ask for a session and must not
-// be given what it can't note. Errors: ErrClosed, the disk's.
+// Writable returns nil when a record like in could be made durable, as far as can be told: nil says that there is room for it, made where there was none (see
+// MaxSessionsBytes), that the filesystem has room too, is not read-only, and that the last change did not fail; after one that did, an empty change is made to
+// see. For a node that is about to ask for a session and must not be given what it can't note. Errors: ErrSessionLimit, ErrClosed, the disk's.
 func (s *Sessions) Writable(in Session) error {
 	s.write.Lock()
 	defer s.write.Unlock()
-	if _, _, err := s.find(sessionKey{}); err != nil || s.db == nil {
+	if _, _, err := s.find(sessionKey{}); err != nil {
+		return err
+	}
+	if err := s.makeRoom(in); err != nil || s.db == nil {
 		return err
 	}
 	err := s.damaged

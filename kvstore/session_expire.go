@@ -3,8 +3,6 @@ package kvstore
 import (
 	"fmt"
 	"time"
-
-	"go.etcd.io/bbolt"
 )
 
 // expireAtOnce is how many records go in one write: a hand-over waits for no longer than that takes.
@@ -47,23 +45,11 @@ func (s *Sessions) expireSome(before time.Time) (int, error) {
 	case len(old) == 0:
 		return 0, nil
 	}
-	if s.db != nil {
-		err := s.update(func(b *bbolt.Bucket) error {
-			for _, k := range old {
-				if err := b.Delete(k.encode()); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			return 0, err
-		}
+	if err := s.drop(old); err != nil {
+		return 0, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, k := range old {
-		delete(s.mu.records, k)
-	}
+	s.mu.stats.Expired += int64(len(old))
 	return len(old), nil
 }

@@ -141,7 +141,7 @@ func (s *Sessions) storeAll(list []record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range list {
-		s.mu.records[sessionKey{r.session.Tenant, r.session.ID}] = r
+		s.putLocked(r)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package kvstore
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 
@@ -18,6 +19,7 @@ type record struct {
 	session Session
 	moves   []move
 	changed int64 // when it was last stored, Unix seconds; 0: by a release that did not keep it
+	bytes   int64 // of memory; set where it is kept
 }
 
 // move is a hand-over that was made.
@@ -128,6 +130,11 @@ func decodeRecord(b []byte) (record, error) {
 type sessionKey struct {
 	tenant Tenant
 	id     SessionID
+}
+
+// compare orders by tenant, then by id.
+func (k sessionKey) compare(o sessionKey) int {
+	return cmp.Or(cmp.Compare(k.tenant, o.tenant), cmp.Compare(k.id, o.id))
 }
 
 func (k sessionKey) encode() []byte {

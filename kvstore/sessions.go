@@ -2,7 +2,6 @@ package kvstore
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -19,19 +18,22 @@ import (
 // Sessions is a node's record of sessions: those it owns, and where the others went. With a file every change is
 // durable before the call that made it returns. Safe for concurrent use. Close is owed.
 type Sessions struct {
-	self NodeID
-	db   *bbolt.DB // nil: memory only
+	self     NodeID
+	db       *bbolt.DB // nil: memory only
+	maxBytes int64     // MaxSessionsBytes but in tests
 
 	// write is held over a whole change, its disk write included, so that changes are in one order in memory and on
 	// disk. Readers never take it: they see only what is durable. It is taken before mu.
 	write   sync.Mutex
-	failed  bool  // the last change was not made durable; guarded by write
-	damaged error // the file can't be changed any more; guarded by write
+	failed  bool      // the last change was not made durable; guarded by write
+	damaged error     // the file can't be changed any more; guarded by write
+	looked  time.Time // when there was last no room, and no record that may go; guarded by write
 	mu      struct {
 		sync.RWMutex
 		closed    bool
 		records   map[sessionKey]record
 		elsewhere map[sessionKey]Elsewhere // sessions without a record that are not to be published here
+		stats     SessionStats             // but what Stats counts by itself
 	}
 }
 
@@ -43,7 +45,7 @@ const sessionsOpenTimeout = 2 * time.Second // a live process holds the file's l
 // records in memory only. Errors: *FieldError for a bad self; *StateFileError for a file that is damaged, stays locked by another process for 2 s, or
 // can't be opened or written.
 func OpenSessions(path string, self NodeID) (*Sessions, error) {
-	s := &Sessions{self: self}
+	s := &Sessions{self: self, maxBytes: MaxSessionsBytes}
 	s.mu.records, s.mu.elsewhere = make(map[sessionKey]record), make(map[sessionKey]Elsewhere)
 	if err := self.Validate(); err != nil {
 		return nil, fmt.Errorf("open sessions: %w", err)
@@ -95,7 +97,7 @@ func (s *Sessions) read() error {
 			if r.changed == 0 {
 				r.changed = time.Now().Unix()
 			}
-			s.mu.records[key] = r
+			s.putLocked(r) // nobody else has s yet
 			return nil
 		})
 		if err != nil {
@@ -169,7 +171,7 @@ func (s *Sessions) store(r record) error {
 		}
 	}
 	s.mu.Lock()
-	s.mu.records[k] = r
+	s.putLocked(r)
 	delete(s.mu.elsewhere, k)
 	s.mu.Unlock()
 	return nil
@@ -202,15 +204,49 @@ func (s *Sessions) List() []Session {
 	}
 	s.mu.RUnlock()
 	slices.SortFunc(out, func(a, b Session) int {
-		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.ID, b.ID))
+		return sessionKey{a.Tenant, a.ID}.compare(sessionKey{b.Tenant, b.ID})
 	})
 	return out
 }
 
-// Publish records what a session consists of and returns the record. A session not known becomes this node's, at
-// version 1 and epoch 1, or at the given epoch when that is higher, unless MarkElsewhere says that it is to come from another node. Of a known one the pin, keys, tokens, block tokens
-// and fidelity are replaced and the version grows by one; RepinSeq never goes back. In's Owner and Version are
-// ignored. An Epoch other than 0 must be the recorded one.
+// Page returns the records that come after a tenant's session in the order of List, of the tenants that match, at most limit of them and at least one; and
+// whether there may be more. Only what it returns is copied. The result is the caller's own.
+func (s *Sessions) Page(t Tenant, after SessionID, match func(Tenant) bool, limit int) (page []Session, more bool) {
+	var keys []sessionKey
+	s.mu.RLock()
+	for k := range s.mu.records {
+		if k.compare(sessionKey{t, after}) > 0 {
+			keys = append(keys, k)
+		}
+	}
+	s.mu.RUnlock()
+	matches := map[Tenant]bool{}
+	keys = slices.DeleteFunc(keys, func(k sessionKey) bool {
+		ok, known := matches[k.tenant]
+		if !known {
+			ok = match(k.tenant)
+			matches[k.tenant] = ok
+		}
+		return !ok
+	})
+	slices.SortFunc(keys, sessionKey.compare)
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, k := range keys {
+		if len(page) == max(1, limit) {
+			return page, true
+		}
+		if r, still := s.mu.records[k]; still {
+			page = append(page, r.session.clone())
+		}
+	}
+	return page, false
+}
+
+// Publish records what a session consists of and returns the record. A session not known becomes this node's, at version 1 and epoch 1, or at the given epoch
+// when that is higher, unless MarkElsewhere says that it is to come from another node. Of a known one the pin, keys, tokens, block tokens and fidelity are
+// replaced and the version grows by one; RepinSeq never goes back. In's Owner and Version are ignored. An Epoch other than 0 must be the recorded one. Where
+// records take too much memory, others go: see MaxSessionsBytes.
 //
 // Errors: *FieldError and *BlockError (joined), *NotOwnerError, *ElsewhereError, *FencedError, ErrSessionLimit, ErrClosed, and the
 // disk's.
@@ -231,8 +267,6 @@ func (s *Sessions) Publish(in Session) (Session, error) {
 		next.Epoch, next.Version = max(1, in.Epoch), 1
 		if e, marked := s.ElsewhereOf(in.Tenant, in.ID); marked && !fault.Planted(fault.ElsewhereIgnored) {
 			err = &ElsewhereError{Tenant: in.Tenant, ID: in.ID, Elsewhere: e}
-		} else {
-			err = s.roomForOne()
 		}
 	case old.session.Owner != s.self:
 		err = &NotOwnerError{Tenant: in.Tenant, ID: in.ID, Owner: old.session.Owner, Epoch: old.session.Epoch}
@@ -243,21 +277,15 @@ func (s *Sessions) Publish(in Session) (Session, error) {
 		next.RepinSeq = max(in.RepinSeq, old.session.RepinSeq)
 	}
 	if err == nil {
+		err = s.makeRoom(next)
+	}
+	if err == nil {
 		err = s.store(record{session: next, moves: old.moves})
 	}
 	if err != nil {
 		return Session{}, fmt.Errorf("publish session: %w", err)
 	}
 	return next.clone(), nil
-}
-
-func (s *Sessions) roomForOne() error {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if len(s.mu.records) >= MaxSessions {
-		return fmt.Errorf("%w: %d kept", ErrSessionLimit, MaxSessions)
-	}
-	return nil
 }
 
 // HandOver gives a session this node owns to another node. It is durable before it returns Moved. The decision, in
@@ -364,12 +392,13 @@ func (s *Sessions) Adopt(in Session) error {
 	defer s.write.Unlock()
 	old, ok, err := s.find(sessionKey{in.Tenant, in.ID})
 	switch {
-	case err != nil:
-	case !ok:
-		err = s.roomForOne()
+	case err != nil || !ok:
 	case old.session.before(in.RepinSeq, in.Epoch, s.self):
 	case old.session.Owner != s.self || old.session.RepinSeq != in.RepinSeq || old.session.Epoch != in.Epoch || in.Version < old.session.Version:
 		err = old.session.fenced()
+	}
+	if err == nil {
+		err = s.makeRoom(in)
 	}
 	if err == nil {
 		next := in.clone()
@@ -445,14 +474,34 @@ func (s *Sessions) Forget(t Tenant, id SessionID) error {
 	defer s.write.Unlock()
 	k := sessionKey{t, id}
 	_, err := s.mustFind(k)
-	if err == nil && s.db != nil {
-		err = s.update(func(b *bbolt.Bucket) error { return b.Delete(k.encode()) })
+	if err == nil {
+		err = s.drop([]sessionKey{k})
 	}
 	if err != nil {
 		return fmt.Errorf("forget session: %w", err)
 	}
+	return nil
+}
+
+// drop takes records away, on disk and then in memory. Called with write held.
+func (s *Sessions) drop(keys []sessionKey) error {
+	if s.db != nil {
+		err := s.update(func(b *bbolt.Bucket) error {
+			for _, k := range keys {
+				if err := b.Delete(k.encode()); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
 	s.mu.Lock()
-	delete(s.mu.records, k)
-	s.mu.Unlock()
+	defer s.mu.Unlock()
+	for _, k := range keys {
+		s.dropLocked(k)
+	}
 	return nil
 }

@@ -22,7 +22,7 @@ func (a *app) newStatus() *cobra.Command {
 				v := statusView{
 					Node: viewNode(s.GetNode()), Version: s.GetVersion(), UptimeSeconds: seconds(s.GetUptime()), GPU: s.GetGpu(),
 					Shadow: s.GetShadow(), ActiveMigrations: s.GetActiveMigrations(), Offers: s.GetOffers(), EgressBacklogBytes: s.GetEgressBacklogBytes(),
-					Goroutines: s.GetGoroutines(), Certificate: viewCertificate(s.GetCertificate()), Policy: viewPolicy(s.GetPolicy()),
+					Goroutines: s.GetGoroutines(), Certificate: viewCertificate(s.GetCertificate()), Policy: viewPolicy(s.GetPolicy()), Sessions: viewSessions(s.GetSessions()),
 					Arenas: make([]arenaView, 0, len(s.GetArenas())),
 				}
 				for _, ar := range s.GetArenas() {
@@ -44,6 +44,7 @@ func (v statusView) table(w io.Writer) {
 	row(w, "policy:", v.Policy.text())
 	row(w, "up:", secondsText(v.UptimeSeconds))
 	row(w, "gpu:", dash(v.GPU))
+	row(w, "sessions:", v.Sessions.text())
 	row(w, "migrations:", fmt.Sprintf("%d active, %d offers out", v.ActiveMigrations, v.Offers))
 	row(w, "egress:", bytesText(v.EgressBacklogBytes)+" queued")
 	row(w, "goroutines:", v.Goroutines)

@@ -322,7 +322,40 @@ type statusView struct {
 	Goroutines         int64       `json:"goroutines"`
 	Certificate        *certStatus `json:"certificate"`
 	Policy             *policyStat `json:"policy"`
+	Sessions           sessionStat `json:"sessions"`
 	Arenas             []arenaView `json:"arenas"`
+}
+
+// sessionStat counts what a daemon knows of sessions.
+type sessionStat struct {
+	Owned     int64 `json:"owned"`
+	Forwarded int64 `json:"forwarded"`
+	Elsewhere int64 `json:"elsewhere"` // were to come and have not
+	Bytes     int64 `json:"bytes"`
+	MaxBytes  int64 `json:"max_bytes"`
+	Expired   int64 `json:"expired"`
+	Displaced int64 `json:"displaced"`
+}
+
+func viewSessions(s *pb.SessionsStatus) sessionStat {
+	return sessionStat{
+		Owned: s.GetOwned(), Forwarded: s.GetForwarded(), Elsewhere: s.GetElsewhere(), Bytes: s.GetBytes(), MaxBytes: s.GetMaxBytes(),
+		Expired: s.GetExpired(), Displaced: s.GetDisplaced(),
+	}
+}
+
+func (s sessionStat) text() string {
+	if s.MaxBytes == 0 {
+		return "-" // a daemon that does not tell
+	}
+	out := fmt.Sprintf("%d owned, %d forwarded; %s of %s", s.Owned, s.Forwarded, bytesText(s.Bytes), bytesText(s.MaxBytes))
+	if s.Elsewhere > 0 {
+		out += fmt.Sprintf("; %d were to come and have not: engines here can't publish them", s.Elsewhere)
+	}
+	if s.Displaced > 0 {
+		out += fmt.Sprintf("; %d forgotten early, for room", s.Displaced)
+	}
+	return out
 }
 
 // certStatus is a daemon's certificate.

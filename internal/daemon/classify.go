@@ -121,7 +121,7 @@ func classifyStore(err error) *Failure {
 		{kvstore.ErrArenaFault, ReasonArenaFault, "have the engine register again: it gets a fresh arena; something truncated the file of this one"},
 		{kvstore.ErrArenaInUse, ReasonArenaSpace, "another daemon uses this arena file; give the engine another id or the daemon another arena.dir"},
 		{kvstore.ErrSessionNotFound, ReasonSessionNotFound, "check the tenant and the session id; `kvferry sessions` lists them"},
-		{kvstore.ErrSessionLimit, ReasonTooManyMigrations, "wait: a session is forgotten a week after its last turn; or stop the daemon, move sessions.db out of state_dir and start it again: sessions that this node owned are then known to nobody until they are published again"},
+		{kvstore.ErrSessionLimit, ReasonTooManyMigrations, "wait: records of sessions that have not changed for an hour go as soon as room is needed; `kvferry status` shows how much they take"},
 		{kvstore.ErrArenaClosed, ReasonArenaStale, "ask again once the engine has registered: the arena was replaced, or its engine has unregistered"},
 		{kvstore.ErrClosed, ReasonShuttingDown, "try again when the daemon is back"},
 	} {

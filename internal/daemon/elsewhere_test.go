@@ -196,6 +196,45 @@ func TestHintIsTheOwnerAndDead(t *testing.T) {
 	})
 }
 
+// Status and the metrics tell what is known of sessions.
+func TestSessionsCounted(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, fast, nil)
+		for _, id := range []string{"s", "t", "u"} {
+			r.ea.session(id, 2)
+		}
+		r.b.mustEnd(request("s"), committed, "", moved)
+		r.a.stop()
+		r.b.mustEnd(auto("t"), recompute, ReasonPeerUnreachable, unmoved)
+		want := kvstore.SessionStats{Owned: 1, Elsewhere: 1, MaxBytes: kvstore.MaxSessionsBytes}
+		check := func() {
+			t.Helper()
+			resp, err := r.b.region.Status(t.Context(), &pb.StatusRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := resp.GetSessions()
+			got := kvstore.SessionStats{
+				Owned: int(s.GetOwned()), Forwarded: int(s.GetForwarded()), Elsewhere: int(s.GetElsewhere()), MaxBytes: s.GetMaxBytes(),
+				Expired: s.GetExpired(), Displaced: s.GetDisplaced(),
+			}
+			if got != want || (s.GetBytes() > 0) != (want.Owned > 0) {
+				t.Errorf("status counts %v, want %+v", s, want)
+			}
+			wantSamples(t, r.b.samples(), map[string]float64{
+				`kvferry_session_records{state="owned"}`: float64(want.Owned), `kvferry_session_records{state="forwarded"}`: 0,
+				`kvferry_session_records{state="elsewhere"}`: float64(want.Elsewhere), `kvferry_session_records_bytes`: float64(s.GetBytes()),
+				`kvferry_session_records_limit_bytes`: 2 << 30, `kvferry_session_forgotten_total{why="expired"}`: float64(want.Expired),
+				`kvferry_session_forgotten_total{why="displaced"}`: 0,
+			})
+		}
+		check()
+		r.b.d.expireSessions(time.Now().Add(sessionsKept + time.Minute))
+		want.Owned, want.Elsewhere, want.Expired = 0, 0, 1
+		check()
+	})
+}
+
 // A mark that nobody has renewed for a week is forgotten: who publishes then begins.
 func TestElsewhereExpires(t *testing.T) {
 	bubble(t, func(t *testing.T) {

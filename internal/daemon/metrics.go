@@ -161,7 +161,7 @@ func newMetrics(reg prometheus.Registerer, d *Daemon) *metrics {
 	mk.read("kvferry_daemon_shadow", "1 when the configuration has every migration planned and none carried out, else 0.", func() float64 { return one(d.cfg.Shadow) })
 	mk.read("kvferry_daemon_start_time_seconds", "Unix time of the daemon's start.", func() float64 { return float64(d.started.UnixMilli()) / 1000 })
 	reg.MustRegister(
-		newBuild(d), &arenaCollector{d}, newOfferCollector(d), newLinkCollector(d.links), &gpuCollector{d.load}, &engineCollector{d.load},
+		newBuild(d), &arenaCollector{d}, newOfferCollector(d), &sessionCollector{d}, newLinkCollector(d.links), &gpuCollector{d.load}, &engineCollector{d.load},
 	)
 	return m
 }

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"runtime"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -34,7 +35,7 @@ func (s *regionService) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.St
 		EgressBacklogBytes: d.offers.backlog(), Goroutines: int64(runtime.NumGoroutine()), Offers: int64(d.offers.count()), Gpu: d.load.gpuText(ctx),
 		Host: hostInfo(), Shadow: d.cfg.Shadow,
 	}
-	resp.Certificate, resp.Policy = d.certificateStatus(), d.policyStatus()
+	resp.Certificate, resp.Policy, resp.Sessions = d.certificateStatus(), d.policyStatus(), d.sessionsStatus()
 	for _, e := range d.engines.list() {
 		st, pin := e.arena.Stats(), e.layout.Pin()
 		e.mu.Lock()
@@ -67,16 +68,15 @@ func (s *regionService) ListSessions(ctx context.Context, req *pb.ListSessionsRe
 		return nil, err
 	}
 	resp := &pb.ListSessionsResponse{}
-	for _, sess := range s.d.sessions.List() {
-		page := pageOf(sess)
-		if req.GetTenant() != "" && req.GetTenant() != string(sess.Tenant) || page <= req.GetPage() || !sees(string(sess.Tenant)) {
-			continue
-		}
-		if len(resp.GetSessions()) == limit {
-			last := resp.GetSessions()[limit-1].GetSession().GetRef()
-			resp.NextPage = pageOf(kvstore.Session{Tenant: kvstore.Tenant(last.GetTenant()), ID: kvstore.SessionID(last.GetSessionId())})
-			break
-		}
+	tenant, id, _ := strings.Cut(req.GetPage(), "\x00")
+	page, more := s.d.sessions.Page(kvstore.Tenant(tenant), kvstore.SessionID(id), func(t kvstore.Tenant) bool {
+		return (req.GetTenant() == "" || req.GetTenant() == string(t)) && sees(string(t))
+	}, limit)
+	if more {
+		last := page[len(page)-1]
+		resp.NextPage = string(last.Tenant) + "\x00" + string(last.ID) // control characters are not allowed in names
+	}
+	for _, sess := range page {
 		st := &pb.SessionStatus{BlocksTotal: int64(len(sess.Keys))}
 		if e := mostPresent(s.d.engines.byPin(sess.Pin), sess.Tenant, sess.Keys); e != nil {
 			st.BlocksPresent = int64(len(sess.Keys) - missingBlocks(e.arena, sess.Tenant, sess.Keys))
@@ -87,9 +87,6 @@ func (s *regionService) ListSessions(ctx context.Context, req *pb.ListSessionsRe
 	}
 	return resp, nil
 }
-
-// pageOf orders as List does: by tenant, then by id. Control characters are not allowed in names, so NUL sorts first.
-func pageOf(s kvstore.Session) string { return string(s.Tenant) + "\x00" + string(s.ID) }
 
 // ListLinks lists peers and links.
 func (s *regionService) ListLinks(ctx context.Context, _ *pb.ListLinksRequest) (*pb.ListLinksResponse, error) {

@@ -148,7 +148,9 @@ type StatusResponse struct {
 	// The certificate by which peers and callers know it.
 	Certificate *CertificateStatus `protobuf:"bytes,12,opt,name=certificate,proto3" json:"certificate,omitempty"`
 	// The policy file in force; unset without one.
-	Policy        *PolicyStatus `protobuf:"bytes,13,opt,name=policy,proto3" json:"policy,omitempty"`
+	Policy *PolicyStatus `protobuf:"bytes,13,opt,name=policy,proto3" json:"policy,omitempty"`
+	// The sessions that it has a record of.
+	Sessions      *SessionsStatus `protobuf:"bytes,14,opt,name=sessions,proto3" json:"sessions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -274,6 +276,113 @@ func (x *StatusResponse) GetPolicy() *PolicyStatus {
 	return nil
 }
 
+func (x *StatusResponse) GetSessions() *SessionsStatus {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+// SessionsStatus counts what a node knows of sessions.
+type SessionsStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Records of sessions that it owns.
+	Owned int64 `protobuf:"varint,1,opt,name=owned,proto3" json:"owned,omitempty"`
+	// Records of sessions that went to another node.
+	Forwarded int64 `protobuf:"varint,2,opt,name=forwarded,proto3" json:"forwarded,omitempty"`
+	// Sessions that were to come and have not, without a record: no engine here may publish them.
+	Elsewhere int64 `protobuf:"varint,3,opt,name=elsewhere,proto3" json:"elsewhere,omitempty"`
+	// Memory of the records.
+	Bytes int64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// What it may be at most: then records go, those that have not changed for longest first, none within an hour.
+	MaxBytes int64 `protobuf:"varint,5,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	// Records that went since the daemon started because nothing had changed of the session for a week.
+	Expired int64 `protobuf:"varint,6,opt,name=expired,proto3" json:"expired,omitempty"`
+	// Records that went since the daemon started because others needed their room.
+	Displaced     int64 `protobuf:"varint,7,opt,name=displaced,proto3" json:"displaced,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionsStatus) Reset() {
+	*x = SessionsStatus{}
+	mi := &file_kvferry_v1_region_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionsStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionsStatus) ProtoMessage() {}
+
+func (x *SessionsStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvferry_v1_region_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionsStatus.ProtoReflect.Descriptor instead.
+func (*SessionsStatus) Descriptor() ([]byte, []int) {
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *SessionsStatus) GetOwned() int64 {
+	if x != nil {
+		return x.Owned
+	}
+	return 0
+}
+
+func (x *SessionsStatus) GetForwarded() int64 {
+	if x != nil {
+		return x.Forwarded
+	}
+	return 0
+}
+
+func (x *SessionsStatus) GetElsewhere() int64 {
+	if x != nil {
+		return x.Elsewhere
+	}
+	return 0
+}
+
+func (x *SessionsStatus) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *SessionsStatus) GetMaxBytes() int64 {
+	if x != nil {
+		return x.MaxBytes
+	}
+	return 0
+}
+
+func (x *SessionsStatus) GetExpired() int64 {
+	if x != nil {
+		return x.Expired
+	}
+	return 0
+}
+
+func (x *SessionsStatus) GetDisplaced() int64 {
+	if x != nil {
+		return x.Displaced
+	}
+	return 0
+}
+
 // CertificateStatus is the node's certificate in force.
 type CertificateStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -291,7 +400,7 @@ type CertificateStatus struct {
 
 func (x *CertificateStatus) Reset() {
 	*x = CertificateStatus{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[2]
+	mi := &file_kvferry_v1_region_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -303,7 +412,7 @@ func (x *CertificateStatus) String() string {
 func (*CertificateStatus) ProtoMessage() {}
 
 func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[2]
+	mi := &file_kvferry_v1_region_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -316,7 +425,7 @@ func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateStatus.ProtoReflect.Descriptor instead.
 func (*CertificateStatus) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{2}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *CertificateStatus) GetSerial() string {
@@ -366,7 +475,7 @@ type PolicyStatus struct {
 
 func (x *PolicyStatus) Reset() {
 	*x = PolicyStatus{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[3]
+	mi := &file_kvferry_v1_region_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -378,7 +487,7 @@ func (x *PolicyStatus) String() string {
 func (*PolicyStatus) ProtoMessage() {}
 
 func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[3]
+	mi := &file_kvferry_v1_region_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -391,7 +500,7 @@ func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
 func (*PolicyStatus) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{3}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PolicyStatus) GetPath() string {
@@ -448,7 +557,7 @@ type HostInfo struct {
 
 func (x *HostInfo) Reset() {
 	*x = HostInfo{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[4]
+	mi := &file_kvferry_v1_region_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -460,7 +569,7 @@ func (x *HostInfo) String() string {
 func (*HostInfo) ProtoMessage() {}
 
 func (x *HostInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[4]
+	mi := &file_kvferry_v1_region_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -473,7 +582,7 @@ func (x *HostInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostInfo.ProtoReflect.Descriptor instead.
 func (*HostInfo) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{4}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *HostInfo) GetOs() string {
@@ -556,7 +665,7 @@ type ArenaStatus struct {
 
 func (x *ArenaStatus) Reset() {
 	*x = ArenaStatus{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[5]
+	mi := &file_kvferry_v1_region_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -568,7 +677,7 @@ func (x *ArenaStatus) String() string {
 func (*ArenaStatus) ProtoMessage() {}
 
 func (x *ArenaStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[5]
+	mi := &file_kvferry_v1_region_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -581,7 +690,7 @@ func (x *ArenaStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArenaStatus.ProtoReflect.Descriptor instead.
 func (*ArenaStatus) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{5}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ArenaStatus) GetEngineId() string {
@@ -725,7 +834,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[6]
+	mi := &file_kvferry_v1_region_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -737,7 +846,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[6]
+	mi := &file_kvferry_v1_region_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -750,7 +859,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{6}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListSessionsRequest) GetTenant() string {
@@ -787,7 +896,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[7]
+	mi := &file_kvferry_v1_region_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -799,7 +908,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[7]
+	mi := &file_kvferry_v1_region_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -812,7 +921,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{7}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*SessionStatus {
@@ -844,7 +953,7 @@ type SessionStatus struct {
 
 func (x *SessionStatus) Reset() {
 	*x = SessionStatus{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[8]
+	mi := &file_kvferry_v1_region_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -856,7 +965,7 @@ func (x *SessionStatus) String() string {
 func (*SessionStatus) ProtoMessage() {}
 
 func (x *SessionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[8]
+	mi := &file_kvferry_v1_region_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -869,7 +978,7 @@ func (x *SessionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStatus.ProtoReflect.Descriptor instead.
 func (*SessionStatus) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{8}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SessionStatus) GetSession() *Session {
@@ -902,7 +1011,7 @@ type ListLinksRequest struct {
 
 func (x *ListLinksRequest) Reset() {
 	*x = ListLinksRequest{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[9]
+	mi := &file_kvferry_v1_region_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -914,7 +1023,7 @@ func (x *ListLinksRequest) String() string {
 func (*ListLinksRequest) ProtoMessage() {}
 
 func (x *ListLinksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[9]
+	mi := &file_kvferry_v1_region_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -927,7 +1036,7 @@ func (x *ListLinksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLinksRequest.ProtoReflect.Descriptor instead.
 func (*ListLinksRequest) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{9}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{10}
 }
 
 // ListLinksResponse is the list.
@@ -941,7 +1050,7 @@ type ListLinksResponse struct {
 
 func (x *ListLinksResponse) Reset() {
 	*x = ListLinksResponse{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[10]
+	mi := &file_kvferry_v1_region_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -953,7 +1062,7 @@ func (x *ListLinksResponse) String() string {
 func (*ListLinksResponse) ProtoMessage() {}
 
 func (x *ListLinksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[10]
+	mi := &file_kvferry_v1_region_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -966,7 +1075,7 @@ func (x *ListLinksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLinksResponse.ProtoReflect.Descriptor instead.
 func (*ListLinksResponse) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{10}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListLinksResponse) GetLinks() []*LinkStatus {
@@ -1043,7 +1152,7 @@ type LinkStatus struct {
 
 func (x *LinkStatus) Reset() {
 	*x = LinkStatus{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[11]
+	mi := &file_kvferry_v1_region_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1055,7 +1164,7 @@ func (x *LinkStatus) String() string {
 func (*LinkStatus) ProtoMessage() {}
 
 func (x *LinkStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[11]
+	mi := &file_kvferry_v1_region_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1068,7 +1177,7 @@ func (x *LinkStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkStatus.ProtoReflect.Descriptor instead.
 func (*LinkStatus) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{11}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LinkStatus) GetPeer() *Node {
@@ -1293,7 +1402,7 @@ type PageCoding struct {
 
 func (x *PageCoding) Reset() {
 	*x = PageCoding{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[12]
+	mi := &file_kvferry_v1_region_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1305,7 +1414,7 @@ func (x *PageCoding) String() string {
 func (*PageCoding) ProtoMessage() {}
 
 func (x *PageCoding) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[12]
+	mi := &file_kvferry_v1_region_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1318,7 +1427,7 @@ func (x *PageCoding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageCoding.ProtoReflect.Descriptor instead.
 func (*PageCoding) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{12}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PageCoding) GetPageBytes() int64 {
@@ -1375,7 +1484,7 @@ type Estimate struct {
 
 func (x *Estimate) Reset() {
 	*x = Estimate{}
-	mi := &file_kvferry_v1_region_proto_msgTypes[13]
+	mi := &file_kvferry_v1_region_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1387,7 +1496,7 @@ func (x *Estimate) String() string {
 func (*Estimate) ProtoMessage() {}
 
 func (x *Estimate) ProtoReflect() protoreflect.Message {
-	mi := &file_kvferry_v1_region_proto_msgTypes[13]
+	mi := &file_kvferry_v1_region_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1400,7 +1509,7 @@ func (x *Estimate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Estimate.ProtoReflect.Descriptor instead.
 func (*Estimate) Descriptor() ([]byte, []int) {
-	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{13}
+	return file_kvferry_v1_region_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Estimate) GetValue() float64 {
@@ -1444,7 +1553,7 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	"\n" +
 	"\x17kvferry/v1/region.proto\x12\n" +
 	"kvferry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17kvferry/v1/common.proto\"\x0f\n" +
-	"\rStatusRequest\"\x92\x04\n" +
+	"\rStatusRequest\"\xca\x04\n" +
 	"\x0eStatusResponse\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.kvferry.v1.NodeR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x121\n" +
@@ -1461,7 +1570,16 @@ const file_kvferry_v1_region_proto_rawDesc = "" +
 	" \x01(\v2\x14.kvferry.v1.HostInfoR\x04host\x12\x16\n" +
 	"\x06shadow\x18\v \x01(\bR\x06shadow\x12?\n" +
 	"\vcertificate\x18\f \x01(\v2\x1d.kvferry.v1.CertificateStatusR\vcertificate\x120\n" +
-	"\x06policy\x18\r \x01(\v2\x18.kvferry.v1.PolicyStatusR\x06policy\"\xcc\x01\n" +
+	"\x06policy\x18\r \x01(\v2\x18.kvferry.v1.PolicyStatusR\x06policy\x126\n" +
+	"\bsessions\x18\x0e \x01(\v2\x1a.kvferry.v1.SessionsStatusR\bsessions\"\xcd\x01\n" +
+	"\x0eSessionsStatus\x12\x14\n" +
+	"\x05owned\x18\x01 \x01(\x03R\x05owned\x12\x1c\n" +
+	"\tforwarded\x18\x02 \x01(\x03R\tforwarded\x12\x1c\n" +
+	"\telsewhere\x18\x03 \x01(\x03R\telsewhere\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x03R\x05bytes\x12\x1b\n" +
+	"\tmax_bytes\x18\x05 \x01(\x03R\bmaxBytes\x12\x18\n" +
+	"\aexpired\x18\x06 \x01(\x03R\aexpired\x12\x1c\n" +
+	"\tdisplaced\x18\a \x01(\x03R\tdisplaced\"\xcc\x01\n" +
 	"\x11CertificateStatus\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\tR\x06serial\x128\n" +
 	"\n" +
@@ -1597,68 +1715,70 @@ func file_kvferry_v1_region_proto_rawDescGZIP() []byte {
 }
 
 var file_kvferry_v1_region_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvferry_v1_region_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_kvferry_v1_region_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_kvferry_v1_region_proto_goTypes = []any{
 	(EstimateBasis)(0),           // 0: kvferry.v1.EstimateBasis
 	(*StatusRequest)(nil),        // 1: kvferry.v1.StatusRequest
 	(*StatusResponse)(nil),       // 2: kvferry.v1.StatusResponse
-	(*CertificateStatus)(nil),    // 3: kvferry.v1.CertificateStatus
-	(*PolicyStatus)(nil),         // 4: kvferry.v1.PolicyStatus
-	(*HostInfo)(nil),             // 5: kvferry.v1.HostInfo
-	(*ArenaStatus)(nil),          // 6: kvferry.v1.ArenaStatus
-	(*ListSessionsRequest)(nil),  // 7: kvferry.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil), // 8: kvferry.v1.ListSessionsResponse
-	(*SessionStatus)(nil),        // 9: kvferry.v1.SessionStatus
-	(*ListLinksRequest)(nil),     // 10: kvferry.v1.ListLinksRequest
-	(*ListLinksResponse)(nil),    // 11: kvferry.v1.ListLinksResponse
-	(*LinkStatus)(nil),           // 12: kvferry.v1.LinkStatus
-	(*PageCoding)(nil),           // 13: kvferry.v1.PageCoding
-	(*Estimate)(nil),             // 14: kvferry.v1.Estimate
-	(*Node)(nil),                 // 15: kvferry.v1.Node
-	(*durationpb.Duration)(nil),  // 16: google.protobuf.Duration
-	(*Layout)(nil),               // 17: kvferry.v1.Layout
-	(*Session)(nil),              // 18: kvferry.v1.Session
+	(*SessionsStatus)(nil),       // 3: kvferry.v1.SessionsStatus
+	(*CertificateStatus)(nil),    // 4: kvferry.v1.CertificateStatus
+	(*PolicyStatus)(nil),         // 5: kvferry.v1.PolicyStatus
+	(*HostInfo)(nil),             // 6: kvferry.v1.HostInfo
+	(*ArenaStatus)(nil),          // 7: kvferry.v1.ArenaStatus
+	(*ListSessionsRequest)(nil),  // 8: kvferry.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil), // 9: kvferry.v1.ListSessionsResponse
+	(*SessionStatus)(nil),        // 10: kvferry.v1.SessionStatus
+	(*ListLinksRequest)(nil),     // 11: kvferry.v1.ListLinksRequest
+	(*ListLinksResponse)(nil),    // 12: kvferry.v1.ListLinksResponse
+	(*LinkStatus)(nil),           // 13: kvferry.v1.LinkStatus
+	(*PageCoding)(nil),           // 14: kvferry.v1.PageCoding
+	(*Estimate)(nil),             // 15: kvferry.v1.Estimate
+	(*Node)(nil),                 // 16: kvferry.v1.Node
+	(*durationpb.Duration)(nil),  // 17: google.protobuf.Duration
+	(*Layout)(nil),               // 18: kvferry.v1.Layout
+	(*Session)(nil),              // 19: kvferry.v1.Session
 }
 var file_kvferry_v1_region_proto_depIdxs = []int32{
-	15, // 0: kvferry.v1.StatusResponse.node:type_name -> kvferry.v1.Node
-	16, // 1: kvferry.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	6,  // 2: kvferry.v1.StatusResponse.arenas:type_name -> kvferry.v1.ArenaStatus
-	5,  // 3: kvferry.v1.StatusResponse.host:type_name -> kvferry.v1.HostInfo
-	3,  // 4: kvferry.v1.StatusResponse.certificate:type_name -> kvferry.v1.CertificateStatus
-	4,  // 5: kvferry.v1.StatusResponse.policy:type_name -> kvferry.v1.PolicyStatus
-	16, // 6: kvferry.v1.CertificateStatus.expires_in:type_name -> google.protobuf.Duration
-	16, // 7: kvferry.v1.CertificateStatus.authority_expires_in:type_name -> google.protobuf.Duration
-	17, // 8: kvferry.v1.ArenaStatus.layout:type_name -> kvferry.v1.Layout
-	9,  // 9: kvferry.v1.ListSessionsResponse.sessions:type_name -> kvferry.v1.SessionStatus
-	18, // 10: kvferry.v1.SessionStatus.session:type_name -> kvferry.v1.Session
-	12, // 11: kvferry.v1.ListLinksResponse.links:type_name -> kvferry.v1.LinkStatus
-	15, // 12: kvferry.v1.LinkStatus.peer:type_name -> kvferry.v1.Node
-	16, // 13: kvferry.v1.LinkStatus.rtt_min:type_name -> google.protobuf.Duration
-	16, // 14: kvferry.v1.LinkStatus.rtt_smoothed:type_name -> google.protobuf.Duration
-	16, // 15: kvferry.v1.LinkStatus.age:type_name -> google.protobuf.Duration
-	14, // 16: kvferry.v1.LinkStatus.goodput:type_name -> kvferry.v1.Estimate
-	14, // 17: kvferry.v1.LinkStatus.capacity:type_name -> kvferry.v1.Estimate
-	14, // 18: kvferry.v1.LinkStatus.rtt:type_name -> kvferry.v1.Estimate
-	14, // 19: kvferry.v1.LinkStatus.loss:type_name -> kvferry.v1.Estimate
-	14, // 20: kvferry.v1.LinkStatus.ramp:type_name -> kvferry.v1.Estimate
-	14, // 21: kvferry.v1.LinkStatus.codec_ratio:type_name -> kvferry.v1.Estimate
-	14, // 22: kvferry.v1.LinkStatus.codec_rate:type_name -> kvferry.v1.Estimate
-	13, // 23: kvferry.v1.LinkStatus.pages_sent:type_name -> kvferry.v1.PageCoding
-	13, // 24: kvferry.v1.LinkStatus.pages_received:type_name -> kvferry.v1.PageCoding
-	16, // 25: kvferry.v1.PageCoding.busy:type_name -> google.protobuf.Duration
-	16, // 26: kvferry.v1.Estimate.age:type_name -> google.protobuf.Duration
-	0,  // 27: kvferry.v1.Estimate.basis:type_name -> kvferry.v1.EstimateBasis
-	1,  // 28: kvferry.v1.RegionService.Status:input_type -> kvferry.v1.StatusRequest
-	7,  // 29: kvferry.v1.RegionService.ListSessions:input_type -> kvferry.v1.ListSessionsRequest
-	10, // 30: kvferry.v1.RegionService.ListLinks:input_type -> kvferry.v1.ListLinksRequest
-	2,  // 31: kvferry.v1.RegionService.Status:output_type -> kvferry.v1.StatusResponse
-	8,  // 32: kvferry.v1.RegionService.ListSessions:output_type -> kvferry.v1.ListSessionsResponse
-	11, // 33: kvferry.v1.RegionService.ListLinks:output_type -> kvferry.v1.ListLinksResponse
-	31, // [31:34] is the sub-list for method output_type
-	28, // [28:31] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	16, // 0: kvferry.v1.StatusResponse.node:type_name -> kvferry.v1.Node
+	17, // 1: kvferry.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	7,  // 2: kvferry.v1.StatusResponse.arenas:type_name -> kvferry.v1.ArenaStatus
+	6,  // 3: kvferry.v1.StatusResponse.host:type_name -> kvferry.v1.HostInfo
+	4,  // 4: kvferry.v1.StatusResponse.certificate:type_name -> kvferry.v1.CertificateStatus
+	5,  // 5: kvferry.v1.StatusResponse.policy:type_name -> kvferry.v1.PolicyStatus
+	3,  // 6: kvferry.v1.StatusResponse.sessions:type_name -> kvferry.v1.SessionsStatus
+	17, // 7: kvferry.v1.CertificateStatus.expires_in:type_name -> google.protobuf.Duration
+	17, // 8: kvferry.v1.CertificateStatus.authority_expires_in:type_name -> google.protobuf.Duration
+	18, // 9: kvferry.v1.ArenaStatus.layout:type_name -> kvferry.v1.Layout
+	10, // 10: kvferry.v1.ListSessionsResponse.sessions:type_name -> kvferry.v1.SessionStatus
+	19, // 11: kvferry.v1.SessionStatus.session:type_name -> kvferry.v1.Session
+	13, // 12: kvferry.v1.ListLinksResponse.links:type_name -> kvferry.v1.LinkStatus
+	16, // 13: kvferry.v1.LinkStatus.peer:type_name -> kvferry.v1.Node
+	17, // 14: kvferry.v1.LinkStatus.rtt_min:type_name -> google.protobuf.Duration
+	17, // 15: kvferry.v1.LinkStatus.rtt_smoothed:type_name -> google.protobuf.Duration
+	17, // 16: kvferry.v1.LinkStatus.age:type_name -> google.protobuf.Duration
+	15, // 17: kvferry.v1.LinkStatus.goodput:type_name -> kvferry.v1.Estimate
+	15, // 18: kvferry.v1.LinkStatus.capacity:type_name -> kvferry.v1.Estimate
+	15, // 19: kvferry.v1.LinkStatus.rtt:type_name -> kvferry.v1.Estimate
+	15, // 20: kvferry.v1.LinkStatus.loss:type_name -> kvferry.v1.Estimate
+	15, // 21: kvferry.v1.LinkStatus.ramp:type_name -> kvferry.v1.Estimate
+	15, // 22: kvferry.v1.LinkStatus.codec_ratio:type_name -> kvferry.v1.Estimate
+	15, // 23: kvferry.v1.LinkStatus.codec_rate:type_name -> kvferry.v1.Estimate
+	14, // 24: kvferry.v1.LinkStatus.pages_sent:type_name -> kvferry.v1.PageCoding
+	14, // 25: kvferry.v1.LinkStatus.pages_received:type_name -> kvferry.v1.PageCoding
+	17, // 26: kvferry.v1.PageCoding.busy:type_name -> google.protobuf.Duration
+	17, // 27: kvferry.v1.Estimate.age:type_name -> google.protobuf.Duration
+	0,  // 28: kvferry.v1.Estimate.basis:type_name -> kvferry.v1.EstimateBasis
+	1,  // 29: kvferry.v1.RegionService.Status:input_type -> kvferry.v1.StatusRequest
+	8,  // 30: kvferry.v1.RegionService.ListSessions:input_type -> kvferry.v1.ListSessionsRequest
+	11, // 31: kvferry.v1.RegionService.ListLinks:input_type -> kvferry.v1.ListLinksRequest
+	2,  // 32: kvferry.v1.RegionService.Status:output_type -> kvferry.v1.StatusResponse
+	9,  // 33: kvferry.v1.RegionService.ListSessions:output_type -> kvferry.v1.ListSessionsResponse
+	12, // 34: kvferry.v1.RegionService.ListLinks:output_type -> kvferry.v1.ListLinksResponse
+	32, // [32:35] is the sub-list for method output_type
+	29, // [29:32] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_kvferry_v1_region_proto_init() }
@@ -1673,7 +1793,7 @@ func file_kvferry_v1_region_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvferry_v1_region_proto_rawDesc), len(file_kvferry_v1_region_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
