@@ -14,7 +14,7 @@ import (
 //	codec = max(0, bytes·8/codec rate − bytes)
 //
 // rate is the goodput (measured, else the prior) held to what the connections' windows let through,
-// k·window·8/RTT. q_f is the source's egress backlog at that rate, plus the modelled wait of Link.Queue. ramp is what slow
+// k·window·8/RTT. q_f is the time that the source's egress backlog takes, coded like these pages, plus the modelled wait of Link.Queue. ramp is what slow
 // start costs a cold link over a warm one: the windows of k connections start at k·initial window and double each round
 // trip until they fill rate·RTT or the bytes run out. fixed is Link.FixedSeconds. When nothing is missing only the round
 // trips and fixed are left and no goodput is needed. Header and acknowledgement overhead is within the goodput where that was measured; the window cap counts
@@ -54,7 +54,8 @@ func priceFetch(r *Request, m *Model, l *Link) Price {
 		return p
 	}
 	ramp, _ := l.ramp(rate, wire)
-	p.price(rate.seconds(float64(l.EgressBacklog)), wait, rtt, l.FixedSeconds, ramp, rate.seconds(float64(wire)), max(0, moved-rate.seconds(float64(wire))))
+	_, ahead := l.moving(l.EgressBacklog, rate)
+	p.price(ahead, wait, rtt, l.FixedSeconds, ramp, rate.seconds(float64(wire)), max(0, moved-rate.seconds(float64(wire))))
 	p.spread(l.spread())
 	return p
 }

@@ -207,6 +207,16 @@ func TestFetchQueues(t *testing.T) {
 	if math.Abs(p.Seconds-(1+0.5+0.21+2)) > 1e-12 {
 		t.Errorf("%v s, want 3.71: %+v", p.Seconds, p.Terms)
 	}
+	for _, tc := range []struct {
+		rate  Rate
+		ahead float64
+	}{{0, 0.5}, {4e9, 0.5}, {1e9, 1}, {0.5e9, 2}} { // coded 2:1, by a codec that the link hides, as far as it does
+		l := Link{RTT: 70 * ms, Goodput: 1e9, EgressBacklog: 125_000_000, CodecRatio: 2, CodecRate: tc.rate}
+		own := Fetch(Request{MissingBytes: 250_000_000}, Model{}, Link{RTT: 70 * ms, Goodput: 1e9, CodecRatio: 2, CodecRate: tc.rate}).Seconds
+		if got := Fetch(Request{MissingBytes: 250_000_000}, Model{}, l).Seconds - own; math.Abs(got-tc.ahead) > 1e-12 {
+			t.Errorf("pages ahead, coded at %v, take %v s, want %v", tc.rate, got, tc.ahead)
+		}
+	}
 	l.Queue.Utilization = 1
 	if p := Fetch(Request{MissingBytes: 1}, Model{}, l); p.Refusal != RefusalUnstable || p.Priced {
 		t.Errorf("at utilization 1: %+v", p)

@@ -58,7 +58,8 @@ type Link struct {
 	// InitialWindowPackets is the first congestion window of each connection, in packets. Zero:
 	// [DefaultInitialWindowPackets].
 	InitialWindowPackets int
-	// EgressBacklog is what the source's ticket says is queued on this link ahead of this transfer, in bytes.
+	// EgressBacklog is what the source's ticket says is queued on this link ahead of this transfer, in bytes of pages. They are
+	// taken to be coded as this transfer's are.
 	EgressBacklog Bytes
 	// BacklogKnown says that the source was asked, so that 0 means an empty queue and not an unknown one. It changes
 	// the note of the term, not the price.

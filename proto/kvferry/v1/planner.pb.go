@@ -308,7 +308,7 @@ type PlannerLink struct {
 	Stripes uint32 `protobuf:"varint,4,opt,name=stripes,proto3" json:"stripes,omitempty"`
 	// Connections start cold and pay the ramp.
 	Cold bool `protobuf:"varint,5,opt,name=cold,proto3" json:"cold,omitempty"`
-	// Bytes queued at the source before this transfer.
+	// Bytes of pages queued at the source before this transfer; taken to be coded as its own are.
 	EgressBacklogBytes int64 `protobuf:"varint,6,opt,name=egress_backlog_bytes,json=egressBacklogBytes,proto3" json:"egress_backlog_bytes,omitempty"`
 	// Round trips a migration; 0 means 1.
 	RoundTrips float64 `protobuf:"fixed64,7,opt,name=round_trips,json=roundTrips,proto3" json:"round_trips,omitempty"`
