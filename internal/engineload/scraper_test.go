@@ -198,6 +198,9 @@ func TestScrapeOverHTTP(t *testing.T) {
 			srv := httptest.NewServer(tc.handler)
 			t.Cleanup(srv.Close)
 			tc.cfg.URL = srv.URL
+			if tc.cfg.Timeout == 0 {
+				tc.cfg.Timeout = time.Minute // what a busy machine takes to read a mebibyte is not what is held here
+			}
 			s := newScraper(t, tc.cfg)
 			l, err := s.Scrape(t.Context())
 			if tc.want == nil {
