@@ -34,11 +34,13 @@ func (c certFiles) config() TLSConfig {
 	return TLSConfig{CA: filepath.Join(c.dir, "ca.crt"), Cert: filepath.Join(c.dir, "node.crt"), Key: filepath.Join(c.dir, "node.key")}
 }
 
-// put writes what is given: authorities, and a pair.
+// put writes what is given: authorities, and a pair. Files are renamed into place, as renewal tools do: two that are written within one
+// tick of the filesystem's clock may have the same time and size.
 func (c certFiles) put(pair *certs.Pair, authorities ...*certs.CA) string {
 	c.t.Helper()
 	write := func(name string, data []byte) {
-		if err := os.WriteFile(filepath.Join(c.dir, name), data, 0o600); err != nil {
+		path := filepath.Join(c.dir, name)
+		if err := errors.Join(os.WriteFile(path+".new", data, 0o600), os.Rename(path+".new", path)); err != nil {
 			c.t.Fatal(err)
 		}
 	}
