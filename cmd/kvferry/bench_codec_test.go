@@ -130,7 +130,7 @@ func TestBenchCodecInterrupted(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(700*time.Millisecond, cancel)
-	stdout, stderr := runBench(t, ctx, exitCancelled, "codec", "--count", "2", "--rounds", "1000", "-o", "json")
+	stdout, stderr := runBench(t, ctx, exitCancelled, "codec", "--count", "16", "--rounds", "1000", "-o", "json")
 	if !strings.Contains(stderr, "CANCELLED") {
 		t.Errorf("stderr %s", stderr)
 	}
