@@ -56,16 +56,17 @@ func newScene(t *testing.T) *scene {
 			t.Fatal(err)
 		}
 	}
+	peer, ports := s.peer(s.ca, "r-b", "b"), freeTCPs(t) // first: a port that is free is not the peer's, then
 	s.setup = doctor.Setup{
 		Configured: true, ConfigPath: "/etc/kvferry/kvferryd.yaml", DaemonAddr: "unix:///run/kvferry/kvferry.sock",
 		Config: daemon.Config{
 			Node: daemon.NodeConfig{ID: "a", Region: "r-a"},
 			// A port that is free at this moment: nothing else of this test binds it.
-			Listen:   daemon.ListenConfig{QUIC: freePort(t), GRPC: freeTCP(t), Admin: freeTCP(t)},
+			Listen:   daemon.ListenConfig{QUIC: freePort(t), GRPC: ports[0], Admin: ports[1]},
 			TLS:      daemon.TLSConfig{CA: filepath.Join(s.dir, "ca.crt"), Cert: filepath.Join(s.dir, "a.crt"), Key: filepath.Join(s.dir, "a.key")},
 			Arena:    daemon.ArenaConfig{Dir: arena, Bytes: 1 << 30},
 			StateDir: state,
-			Peers:    []daemon.PeerConfig{{Node: "b", Region: "r-b", Address: s.peer(s.ca, "r-b", "b")}},
+			Peers:    []daemon.PeerConfig{{Node: "b", Region: "r-b", Address: peer}},
 		},
 		Daemon:  &doctor.Daemon{Node: "a", Region: "r-a", Incarnation: "i-1", Version: "test"},
 		Call:    []byte("are you well?"),
@@ -107,6 +108,14 @@ func twoGPUs() nvml.Snapshot {
 		{Index: 1, UUID: "GPU-b", State: nvml.StateAvailable},
 		{Index: 1, UUID: "MIG-c", Parent: "GPU-b", State: nvml.StateAvailable},
 	}}
+}
+
+// freeTCPs are two ports that are free at this moment, and not the same.
+func freeTCPs(t *testing.T) [2]string {
+	t.Helper()
+	a, b := listenTCP(t), listenTCP(t)
+	defer func() { _, _ = a.Close(), b.Close() }()
+	return [2]string{a.Addr().String(), b.Addr().String()}
 }
 
 // freeTCP is a port that is free at this moment.
