@@ -250,10 +250,12 @@ func TestHybridLinkDies(t *testing.T) {
 }
 
 // A front that stops, granted blocks and all, is not waited for: the link brings the rest.
-// One that says so gives its grant back at once: the whole takes as long as the link does. One run in fifty takes longer by a lost packet's time.
+// One that says so gives its grant back at once: the whole takes as long as the link does, but for one run in fifty, which takes longer by
+// a lost packet's time.
 func TestHybridFrontStops(t *testing.T) {
-	took := map[bool]time.Duration{false: time.Hour, true: time.Hour}
-	for _, says := range []bool{false, true, true} {
+	link := 110 * 8192 * 8 * time.Second / 1e6
+	limit := link + link/4 + 1300*time.Millisecond
+	stops := func(says bool) (took time.Duration) {
 		bubble(t, func(t *testing.T) {
 			r := newRig(t, slow, nil)
 			keys := r.ea.session("s", 120)
@@ -267,15 +269,23 @@ func TestHybridFrontStops(t *testing.T) {
 			if n := f.check(); n != 10 || rep.GetBlocksMoved() != 110 || rep.GetBlocksUsable() != 120 {
 				t.Errorf("%d prefilled, report %v", n, rep)
 			}
-			took[says] = min(took[says], rep.GetTotal().AsDuration())
+			took = rep.GetTotal().AsDuration()
 			r.settle()
 		})
+		return took
 	}
-	link := 110 * 8192 * 8 * time.Second / 1e6
-	t.Logf("%v", took)
-	if limit := link + link/4 + 1300*time.Millisecond; took[true] >= limit || took[false] < limit {
-		t.Errorf("a front that says so took %v, one that does not %v, the link alone %v", took[true], took[false], link)
+	if took := stops(false); took < limit {
+		t.Errorf("a front that does not say so took %v, the link alone %v", took, link)
 	}
+	var said []time.Duration
+	for len(said) < 5 {
+		took := stops(true)
+		if said = append(said, took); took < limit {
+			t.Logf("%v", said)
+			return
+		}
+	}
+	t.Errorf("a front that says so took %v, the link alone %v", said, link)
 }
 
 // An arena that is smaller than the session takes what fits, from both ends, and the session moves with it. Who takes the room away
