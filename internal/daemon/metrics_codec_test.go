@@ -140,13 +140,14 @@ func checkCodecPlan(t *testing.T, n *node, e transfer.Estimates, slow bool) {
 		}
 	}
 	const bytes = 150 * 8 << 10
-	both, want := terms[planner.TermBytes].GetSeconds()+terms[planner.TermCodec].GetSeconds(), bytes/e.CodecRate.Value
+	moving, coding, alone := terms[planner.TermBytes].GetSeconds(), terms[planner.TermCodec].GetSeconds(), bytes/e.CodecRate.Value
 	switch {
 	case terms[planner.TermCodec] == nil || !strings.Contains(terms[planner.TermBytes].GetNote(), "coded"):
 		t.Errorf("terms %v", terms)
-	case slow && (terms[planner.TermCodec].GetSeconds() <= 0 || math.Abs(both-want) > 1e-6*want):
-		t.Errorf("bytes and codec take %v s, the codec alone %v: %v", both, want, terms)
-	case !slow && terms[planner.TermCodec].GetSeconds() != 0:
+	// The slower stage counts. A slow codec keeps the goodput that is measured near its own pace: either may be the slower one, by little.
+	case math.Abs(coding-max(0, alone-moving)) > 1e-6*alone || slow && moving > 1.1*alone:
+		t.Errorf("bytes take %v s and codec %v s, the codec alone %v: %v", moving, coding, alone, terms)
+	case !slow && coding != 0:
 		t.Errorf("a codec faster than the link takes %v", terms[planner.TermCodec])
 	}
 }
