@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 
@@ -111,6 +112,9 @@ type HandOver struct {
 	RepinSeq uint64
 	// AcceptStale commits although the session has grown since Version.
 	AcceptStale bool
+	// Above is the epoch of the record that To has, less than 2^64-1; 0: none. The session goes under a later one: an owner that has forgotten it and begun it
+	// anew counts from 1 again, and To may not have forgotten.
+	Above uint64
 }
 
 // Validate returns nil or every violation joined, each a *FieldError.
@@ -119,6 +123,9 @@ func (h HandOver) Validate() error {
 		h.Tenant.Validate(), validateName("session", string(h.ID), false),
 		validateName("migration", h.Migration, false), validateName("to", string(h.To), false),
 		validateName("incarnation", h.Incarnation, true),
+	}
+	if h.Above == math.MaxUint64 {
+		errs = append(errs, &FieldError{Field: "above", Value: fmt.Sprint(h.Above), Allowed: "less than 2^64-1", Fix: "end the session and start another"})
 	}
 	if h.Tokens < 0 {
 		errs = append(errs, &FieldError{Field: "tokens", Value: strconv.FormatInt(h.Tokens, 10), Allowed: "0 or more", Fix: "send the token count of the version the destination has"})

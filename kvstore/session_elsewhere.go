@@ -48,8 +48,8 @@ func (e *ElsewhereError) Error() string {
 }
 
 // MarkElsewhere notes that a session is to come here from another node: until a record of it is made by Adopt, Publish refuses it. The mark outlasts a
-// restart, DropElsewhere takes it away. A session with a record gets none: the record decides. Since is the time of day; an empty owner leaves the one that
-// was known.
+// restart, DropElsewhere takes it away. A session with a record gets none: the record decides, and when it names another owner, it counts as changed now.
+// Since is the time of day; an empty owner leaves the one that was known.
 //
 // Errors: *FieldError for a bad name, ErrClosed, and the disk's: then the mark holds until a restart.
 func (s *Sessions) MarkElsewhere(t Tenant, id SessionID, e Elsewhere) error {
@@ -60,7 +60,13 @@ func (s *Sessions) MarkElsewhere(t Tenant, id SessionID, e Elsewhere) error {
 	s.write.Lock()
 	defer s.write.Unlock()
 	k := sessionKey{t, id}
-	_, known, err := s.find(k)
+	r, known, err := s.find(k)
+	if err == nil && known && r.session.Owner != s.self {
+		s.Use(t, id)
+		if age := time.Now().Unix() - r.changed; age < 0 || age >= int64(elsewhereFresh/time.Second) {
+			err = s.store(r)
+		}
+	}
 	if err != nil || known {
 		return err
 	}
@@ -68,7 +74,7 @@ func (s *Sessions) MarkElsewhere(t Tenant, id SessionID, e Elsewhere) error {
 	s.mu.RLock()
 	old, marked := s.mu.elsewhere[k]
 	s.mu.RUnlock()
-	if marked && (e.Owner == "" || e.Owner == old.Owner) && (e.Epoch == 0 || e.Epoch == old.Epoch) && e.Since.Sub(old.Since) < elsewhereFresh {
+	if marked && (e.Owner == "" || e.Owner == old.Owner) && (e.Epoch == 0 || e.Epoch == old.Epoch) && !e.Since.Before(old.Since) && e.Since.Sub(old.Since) < elsewhereFresh {
 		return nil
 	}
 	if e.Owner == "" {

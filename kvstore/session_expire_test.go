@@ -110,3 +110,58 @@ func TestExpireMany(t *testing.T) {
 		t.Errorf("with a broken disk %d expired, %v, %d are left", n, err, len(broken.List()))
 	}
 }
+
+// A record whose time is yet to come, by a clock that was set back since, counts from the opening of the file: it does not stay for ever.
+func TestExpireAfterClockSetBack(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sessions")
+	s := openSessions(t, path, "a") // today
+	mustPublish(t, s, session(1, 20))
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) { // the year 2000
+		s := openSessions(t, path, "a")
+		time.Sleep(time.Hour)
+		if n, err := s.Expire(time.Now().Add(-time.Hour)); n != 0 || err != nil {
+			t.Errorf("%d expired, %v", n, err)
+		}
+		time.Sleep(time.Second)
+		if n, err := s.Expire(time.Now().Add(-time.Hour)); n != 1 || err != nil {
+			t.Errorf("%d expired, %v", n, err)
+		}
+	})
+}
+
+// A migration to here keeps the record of where the session went, on disk too.
+func TestMarkElsewhereKeepsRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "sessions")
+		s := openSessions(t, path, "a")
+		mustPublish(t, s, session(1, 20))
+		if _, err := s.HandOver(kvstore.HandOver{ID: "s", Migration: "m", To: "b", Epoch: 1, Version: 1, Incarnation: "i"}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(6 * 24 * time.Hour)
+		if err := s.MarkElsewhere("", "s", kvstore.Elsewhere{Owner: "b", Since: time.Now()}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(24*time.Hour + time.Second)
+		week := func() time.Time { return time.Now().Add(-7 * 24 * time.Hour) }
+		for range 2 {
+			if n, err := s.Expire(week()); n != 0 || err != nil || s.Stats().Forwarded != 1 || s.Stats().Elsewhere != 0 {
+				t.Errorf("%d expired, %v, left is %+v", n, err, s.Stats())
+			}
+			if f := s.Unconfirmed(); len(f) != 1 || f[0].Migration != "m" {
+				t.Errorf("unconfirmed: %v", f)
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			s = openSessions(t, path, "a")
+		}
+		time.Sleep(6 * 24 * time.Hour)
+		if n, err := s.Expire(week()); n != 1 || err != nil {
+			t.Errorf("%d expired, %v", n, err)
+		}
+	})
+}

@@ -90,6 +90,25 @@ func (s *Sessions) Confirm(list []Forwarded) error {
 	return nil
 }
 
+// ForgetLost drops the record of a session that went to owner, which has been asked and does not have it any more, and neither has anybody else. False: the record
+// does not name owner, or the hand-over awaits Confirm or Reclaim, and it stays. Errors: ErrClosed, the disk's.
+func (s *Sessions) ForgetLost(t Tenant, id SessionID, owner NodeID) (bool, error) {
+	s.write.Lock()
+	defer s.write.Unlock()
+	k := sessionKey{t, id}
+	r, known, err := s.find(k)
+	_, awaits := r.unconfirmed(s.self)
+	if err == nil && known && !awaits && owner != s.self && r.session.Owner == owner {
+		if err = s.drop([]sessionKey{k}); err == nil {
+			return true, nil
+		}
+	}
+	if err != nil {
+		return false, fmt.Errorf("forget session that its owner has lost: %w", err)
+	}
+	return false, nil
+}
+
 // Reclaim makes this node the owner again of a session that it handed over, under the epoch after the lost one, because
 // another process has come up at the new owner and does not know of it. It returns the new record. Errors: *FencedError
 // when the record is not f any more, ErrSessionNotFound, ErrClosed, the disk's.

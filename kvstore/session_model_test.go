@@ -98,9 +98,10 @@ func (f *fleetModel) pull(x, y *nodeModel, repin uint64) bool {
 	if x == y || !ok || x.owns() || s.Owner != y.id && s.Owner != x.id {
 		return false
 	}
+	has, _ := x.record()
 	h := kvstore.HandOver{
 		ID: "s", Migration: fmt.Sprint("m", x.id, y.id, x.process, s.Epoch, repin), To: x.id, Incarnation: x.incarnation(),
-		Epoch: s.Epoch, Version: s.Version, Tokens: s.Tokens, RepinSeq: repin,
+		Epoch: s.Epoch, Version: s.Version, Tokens: s.Tokens, RepinSeq: repin, Above: has.Epoch,
 	}
 	return x.ask(question{y, h, s})
 }

@@ -19,6 +19,7 @@ type record struct {
 	session Session
 	moves   []move
 	changed int64 // when it was last stored, Unix seconds; 0: by a release that did not keep it
+	used    int64 // when it was last stored or in use, seconds after the store was opened: nobody sets that clock
 	bytes   int64 // of memory; set where it is kept
 }
 

@@ -2,6 +2,7 @@ package kvstore
 
 import (
 	"cmp"
+	"container/heap"
 	"fmt"
 	"slices"
 	"time"
@@ -9,7 +10,7 @@ import (
 
 const (
 	// MaxSessionsBytes bounds the memory of the records a store keeps, forwarding records included, as memoryBytes reckons it: a million sessions of 32
-	// blocks, or 80,000 of 16,000 tokens in blocks of 16, with keys of 32 bytes.
+	// blocks, or 44,000 of 16,000 tokens in blocks of 16, with keys of 32 bytes.
 	MaxSessionsBytes = 2 << 30
 	// SessionSafeFor is how long no record goes for another's sake after it has changed.
 	SessionSafeFor = time.Hour
@@ -17,7 +18,10 @@ const (
 	recordOverhead = 512 // bytes of a record without its names and keys: the structs, the place in the map, some hand-overs
 	keyOverhead    = 16  // bytes of a key beside its own: a string's header
 
-	roomEvery = time.Second // how often a full store looks at all its records for those that may go
+	// How often a full store looks at all its records for those that may go, once there were too few: not again within roomEvery, nor within roomPause times
+	// what the look took.
+	roomEvery = time.Second
+	roomPause = 16
 )
 
 // memoryBytes is about what the record of a session takes of memory.
@@ -51,6 +55,9 @@ func (s *Sessions) Stats() SessionStats {
 // putLocked has r in memory, in place of what was there. Called with mu held, as dropLocked.
 func (s *Sessions) putLocked(r record) {
 	k := sessionKey{r.session.Tenant, r.session.ID}
+	if old, known := s.mu.records[k]; known {
+		r.used = max(r.used, old.used) // see Use
+	}
 	s.dropLocked(k)
 	r.bytes = memoryBytes(r.session)
 	s.mu.records[k] = r
@@ -73,20 +80,25 @@ func (s *Sessions) dropLocked(k sessionKey) {
 }
 
 // makeRoom sees to it that there is room for in's record, in place of the one that there may be: where there is none, records go that have not changed for
-// SessionSafeFor, the longest left alone first; of tenants that have more than their part before others. Called with write held. Errors: ErrSessionLimit, then
-// nothing has gone; the disk's.
+// SessionSafeFor, of the tenant that has the most, the longest left alone first, and so on. Called with write held. Errors: ErrSessionLimit, then nothing has gone;
+// the disk's.
 func (s *Sessions) makeRoom(in Session) error {
 	k, now := sessionKey{in.Tenant, in.ID}, time.Now()
 	s.mu.RLock()
-	over := s.mu.stats.Bytes + memoryBytes(in) - s.mu.records[k].bytes - s.maxBytes
+	grows := memoryBytes(in) - s.mu.records[k].bytes
+	over := s.mu.stats.Bytes + grows - s.maxBytes
 	s.mu.RUnlock()
 	if over <= 0 {
 		return nil
 	}
-	var gone []sessionKey
-	if now.Sub(s.looked) >= roomEvery {
-		if gone = s.displaced(k, now.Add(-SessionSafeFor).Unix(), over); gone == nil {
-			s.looked = now
+	before := s.seconds(now.Add(-SessionSafeFor))
+	gone := s.pick(k, before, over)
+	if gone == nil && !now.Before(s.lookAt) {
+		var left bool
+		s.spare, left = s.displaced(k, grows, before, over)
+		gone = s.pick(k, before, over)
+		if end := time.Now(); !left {
+			s.lookAt = end.Add(max(roomEvery, roomPause*end.Sub(now)))
 		}
 	}
 	if gone == nil {
@@ -103,46 +115,99 @@ func (s *Sessions) makeRoom(in Session) error {
 	return nil
 }
 
-// idle is a record that may go.
-type idle struct {
-	key     sessionKey
-	changed int64
-	bytes   int64
+// pick takes from spare as much as is wanted, and as many as one write drops; nil when that is not there. What has changed meanwhile, and the record under k, stay.
+// Called with write held.
+func (s *Sessions) pick(k sessionKey, before, bytes int64) (out []sessionKey) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for len(s.spare) > 0 && (bytes > 0 || len(out) < expireAtOnce) {
+		key := s.spare[0]
+		s.spare = s.spare[1:]
+		if r, still := s.mu.records[key]; still && key != k && r.used <= before {
+			out = append(out, key)
+			bytes -= r.bytes
+		}
+	}
+	if bytes > 0 {
+		return nil
+	}
+	return out
 }
 
-// displaced are records that have not changed since before and take so many bytes together; nil when there are not as many. To find them takes a look at
-// all, so there are some more, as many as one write drops and a 64th of all at most. The record under k is not among them.
-func (s *Sessions) displaced(k sessionKey, before, bytes int64) []sessionKey {
-	var all []idle
-	parts, enough := map[Tenant]int64{}, int64(0)
+// idle is a record that may go.
+type idle struct {
+	id    SessionID
+	used  int64
+	bytes int64
+}
+
+// holder is a tenant, what its records take of memory, and those that may go.
+type holder struct {
+	tenant Tenant
+	bytes  int64
+	idle   []idle
+	sorted bool
+}
+
+// holders is a heap, who has the most first.
+type holders []*holder
+
+func (h holders) Len() int           { return len(h) }
+func (h holders) Less(i, j int) bool { return h[i].bytes > h[j].bytes }
+func (h holders) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *holders) Push(x any)        { *h = append(*h, x.(*holder)) }
+func (h *holders) Pop() any {
+	last := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return last
+}
+
+// displaced are keys of records that have not changed since before and take so many bytes together; nil when there are not as many. To find them takes a look at
+// all, so there are some more, a 64th of all at most; left: there are others that may go. The record under k, which grows, is not among them.
+func (s *Sessions) displaced(k sessionKey, grows, before, bytes int64) (out []sessionKey, left bool) {
+	parts, enough := map[Tenant]*holder{k.tenant: {tenant: k.tenant, bytes: grows}}, int64(0)
 	s.mu.RLock()
 	for key, r := range s.mu.records {
-		parts[key.tenant] += r.bytes
-		if key != k && r.changed <= before {
-			all = append(all, idle{key, r.changed, r.bytes})
+		h := parts[key.tenant]
+		if h == nil {
+			h = &holder{tenant: key.tenant}
+			parts[key.tenant] = h
+		}
+		h.bytes += r.bytes
+		if key != k && r.used <= before {
+			h.idle = append(h.idle, idle{key.id, r.used, r.bytes})
 			enough += r.bytes
 		}
 	}
 	s.mu.RUnlock()
 	if enough < bytes {
-		return nil
+		return nil, false
 	}
-	slices.SortFunc(all, func(a, b idle) int { return cmp.Compare(a.changed, b.changed) })
-	var out []sessionKey
-	part, more := s.maxBytes/int64(len(parts)), bytes+s.maxBytes/64
-	for _, greedy := range []bool{true, false} {
-		for i := range all {
-			c := &all[i]
-			if bytes <= 0 && (len(out) >= expireAtOnce || more < c.bytes) {
-				return out
-			}
-			if c.bytes == 0 || greedy && parts[c.key.tenant] <= part {
-				continue
-			}
-			out = append(out, c.key)
-			bytes, more, parts[c.key.tenant] = bytes-c.bytes, more-c.bytes, parts[c.key.tenant]-c.bytes
-			c.bytes = 0 // gone
+	var by holders
+	for _, h := range parts {
+		if len(h.idle) > 0 {
+			by = append(by, h)
 		}
 	}
-	return out
+	heap.Init(&by)
+	more := bytes + s.maxBytes/64
+	for len(by) > 0 {
+		most := by[0]
+		if !most.sorted {
+			slices.SortFunc(most.idle, func(a, b idle) int { return cmp.Compare(a.used, b.used) })
+			most.sorted = true
+		}
+		c := most.idle[0]
+		if bytes <= 0 && more < c.bytes {
+			return out, true
+		}
+		out = append(out, sessionKey{most.tenant, c.id})
+		bytes, more, most.bytes = bytes-c.bytes, more-c.bytes, most.bytes-c.bytes
+		if most.idle = most.idle[1:]; len(most.idle) == 0 {
+			heap.Pop(&by)
+		} else {
+			heap.Fix(&by, 0)
+		}
+	}
+	return out, false
 }

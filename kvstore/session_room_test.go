@@ -180,6 +180,66 @@ func TestRoomIsShared(t *testing.T) {
 	})
 }
 
+// Who has the most gives way, however many others there are that have next to nothing: their parts do not make a tenant of a few sessions a greedy one.
+func TestRoomIsOfWhoHasTheMost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRoomTest(t, "", 100*bytesOf(2))
+		for i := range 40 {
+			r.must(kvstore.Tenant(rune('A'+i)), "00", 1)
+		}
+		left := func(tenant kvstore.Tenant) (n int) {
+			for _, s := range r.List() {
+				if s.Tenant == tenant {
+					n++
+				}
+			}
+			return n
+		}
+		r.must("w", "00", 20) // few and great
+		for i := range 10 {
+			r.must("q", fmt.Sprintf("%02d", i), 2)
+		}
+		for i := range 500 {
+			time.Sleep(2 * time.Minute)
+			r.must("f", fmt.Sprintf("%03d", i), 2)
+		}
+		if left("q") != 10 || left("w") != 1 || left("A") != 1 {
+			t.Errorf("left are %d, %d and %d sessions of the quiet", left("q"), left("w"), left("A"))
+		}
+		for i := range 500 { // two that want it all have the same
+			time.Sleep(3 * time.Minute)
+			r.must("q", fmt.Sprintf("1%03d", i), 2)
+		}
+		if f, q := left("f"), left("q"); f < q-3 || f > q+3 || left("w") != 1 || left("A") != 1 {
+			t.Errorf("left are %d and %d sessions of the greedy, %d and %d of the quiet", f, q, left("w"), left("A"))
+		}
+	})
+}
+
+// What is in use stays, and the one that nobody uses goes.
+func TestUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRoomTest(t, "", 3*bytesOf(2))
+		for _, id := range []string{"s0", "s1", "s2"} {
+			r.must("t", id, 2)
+			time.Sleep(time.Minute)
+		}
+		time.Sleep(2 * time.Hour)
+		r.Use("t", "s0")
+		r.Use("t", "none")
+		r.must("t", "s3", 2)
+		if got := r.ids(); !slices.Contains(got, "s0") || slices.Contains(got, "s1") {
+			t.Errorf("kept are %v", got)
+		}
+		time.Sleep(30 * time.Minute)
+		r.Use("t", "s0")
+		if n, err := r.Expire(time.Now()); n != 2 || err != nil || !slices.Equal(r.ids(), []string{"s0"}) {
+			t.Errorf("%d expired, %v: %v are left", n, err, r.ids())
+		}
+		r.wantStats(1, 0, r.Stats().Displaced)
+	})
+}
+
 // A store that is full of young records looks at them once a second, not at every call.
 func TestRoomIsLookedForSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -191,6 +251,18 @@ func TestRoomIsLookedForSeldom(t *testing.T) {
 				t.Errorf("%v: %v, want success %v", time.Now(), err, want)
 			}
 			time.Sleep(600 * time.Millisecond)
+		}
+		// a look that has found all that may go is not made again at once
+		r = newRoomTest(t, "", 2*bytesOf(2))
+		r.must("t", "s0", 2)
+		time.Sleep(time.Second)
+		r.must("t", "s1", 2)
+		time.Sleep(time.Hour - 100*time.Millisecond)
+		for i, want := range []bool{true, false, true} {
+			if err := r.publish("t", fmt.Sprint("n", i), 2); (err == nil) != want {
+				t.Errorf("%v: %v, want success %v", time.Now(), err, want)
+			}
+			time.Sleep(550 * time.Millisecond)
 		}
 	})
 }

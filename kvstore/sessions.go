@@ -20,14 +20,16 @@ import (
 type Sessions struct {
 	self     NodeID
 	db       *bbolt.DB // nil: memory only
-	maxBytes int64     // MaxSessionsBytes but in tests
+	opened   time.Time
+	maxBytes int64 // MaxSessionsBytes but in tests
 
 	// write is held over a whole change, its disk write included, so that changes are in one order in memory and on
 	// disk. Readers never take it: they see only what is durable. It is taken before mu.
 	write   sync.Mutex
-	failed  bool      // the last change was not made durable; guarded by write
-	damaged error     // the file can't be changed any more; guarded by write
-	looked  time.Time // when there was last no room, and no record that may go; guarded by write
+	failed  bool         // the last change was not made durable; guarded by write
+	damaged error        // the file can't be changed any more; guarded by write
+	spare   []sessionKey // records that a look for room has found to go next; guarded by write
+	lookAt  time.Time    // no look for room before then; guarded by write
 	mu      struct {
 		sync.RWMutex
 		closed    bool
@@ -45,7 +47,7 @@ const sessionsOpenTimeout = 2 * time.Second // a live process holds the file's l
 // records in memory only. Errors: *FieldError for a bad self; *StateFileError for a file that is damaged, stays locked by another process for 2 s, or
 // can't be opened or written.
 func OpenSessions(path string, self NodeID) (*Sessions, error) {
-	s := &Sessions{self: self, maxBytes: MaxSessionsBytes}
+	s := &Sessions{self: self, opened: time.Now(), maxBytes: MaxSessionsBytes}
 	s.mu.records, s.mu.elsewhere = make(map[sessionKey]record), make(map[sessionKey]Elsewhere)
 	if err := self.Validate(); err != nil {
 		return nil, fmt.Errorf("open sessions: %w", err)
@@ -94,9 +96,10 @@ func (s *Sessions) read() error {
 			if !bytes.Equal(k, key.encode()) {
 				return fmt.Errorf("record of session %q has another session's key", clip(string(r.session.ID)))
 			}
-			if r.changed == 0 {
-				r.changed = time.Now().Unix()
+			if now := s.opened.Unix(); r.changed == 0 || r.changed > now { // a clock was set back
+				r.changed = now
 			}
+			r.used = r.changed - s.opened.Unix()
 			s.putLocked(r) // nobody else has s yet
 			return nil
 		})
@@ -147,7 +150,8 @@ func (s *Sessions) mustFind(k sessionKey) (record, error) {
 // store makes a record durable, then visible. Called with write held. r's slices must not change afterwards.
 func (s *Sessions) store(r record) error {
 	k := sessionKey{r.session.Tenant, r.session.ID}
-	r.changed = time.Now().Unix()
+	now := time.Now()
+	r.changed, r.used = now.Unix(), s.seconds(now)
 	if s.db != nil && !fault.Planted(s.keptBy(r)) {
 		if err := fault.At(fault.Persist, string(s.self)); err != nil {
 			s.failed = true
@@ -207,40 +211,6 @@ func (s *Sessions) List() []Session {
 		return sessionKey{a.Tenant, a.ID}.compare(sessionKey{b.Tenant, b.ID})
 	})
 	return out
-}
-
-// Page returns the records that come after a tenant's session in the order of List, of the tenants that match, at most limit of them and at least one; and
-// whether there may be more. Only what it returns is copied. The result is the caller's own.
-func (s *Sessions) Page(t Tenant, after SessionID, match func(Tenant) bool, limit int) (page []Session, more bool) {
-	var keys []sessionKey
-	s.mu.RLock()
-	for k := range s.mu.records {
-		if k.compare(sessionKey{t, after}) > 0 {
-			keys = append(keys, k)
-		}
-	}
-	s.mu.RUnlock()
-	matches := map[Tenant]bool{}
-	keys = slices.DeleteFunc(keys, func(k sessionKey) bool {
-		ok, known := matches[k.tenant]
-		if !known {
-			ok = match(k.tenant)
-			matches[k.tenant] = ok
-		}
-		return !ok
-	})
-	slices.SortFunc(keys, sessionKey.compare)
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	for _, k := range keys {
-		if len(page) == max(1, limit) {
-			return page, true
-		}
-		if r, still := s.mu.records[k]; still {
-			page = append(page, r.session.clone())
-		}
-	}
-	return page, false
 }
 
 // Publish records what a session consists of and returns the record. A session not known becomes this node's, at version 1 and epoch 1, or at the given epoch
@@ -351,7 +321,7 @@ func (r record) handOver(h HandOver, self NodeID) (HandOverResult, *record, erro
 	}
 	m := move{Migration: h.Migration, To: h.To, Epoch: cur.Epoch, Version: cur.Version, Incarnation: h.Incarnation}
 	if !again {
-		m.Epoch++
+		m.Epoch = max(cur.Epoch, h.Above) + 1
 	}
 	if h.Version < cur.Version {
 		m.StaleTailTokens = max(0, cur.Tokens-h.Tokens)

@@ -113,9 +113,10 @@ func (m *migration) askHandOver(ctx context.Context) (answer *pb.HandOverAnswer,
 	if err := link.Err(); err != nil {
 		return nil, false, err
 	}
+	known, _ := m.d.sessions.Get(m.demand.tenant, m.demand.session)
 	resp, err := m.d.callPeer(ctx, link, &pb.PeerRequest{Call: &pb.PeerRequest_HandOver{HandOver: &pb.HandOverCall{
 		Session: m.demand.ref(), MigrationId: m.id, Epoch: dr.session.Epoch, Version: dr.session.Version, Tokens: dr.session.Tokens,
-		RepinSeq: m.demand.repinSeq, AcceptStale: dr.grown >= maxGrown,
+		RepinSeq: m.demand.repinSeq, AcceptStale: dr.grown >= maxGrown, Above: known.Epoch,
 	}}})
 	return resp.GetHandOver(), true, err
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -46,6 +47,9 @@ func (m *migration) locate(ctx context.Context) (event, error) {
 		return m.here(s)
 	}
 	dr.session = s // what is known if the source can't be asked; its offer replaces it
+	if known {
+		m.noteElsewhere(transfer.PeerID(s.Owner))
+	}
 	switch {
 	case q.hint != "" && q.hint != transfer.PeerID(m.d.self):
 		dr.source = q.hint
@@ -58,7 +62,7 @@ func (m *migration) locate(ctx context.Context) (event, error) {
 			return 0, err
 		}
 	}
-	if !known && dr.noted == nil {
+	if dr.noted == nil {
 		m.noteElsewhere(dr.source)
 	}
 	return evLocated, nil
@@ -188,6 +192,9 @@ func (m *migration) offer(ctx context.Context) (event, error) {
 			dr.nobody = none && (unknown || reason == ReasonNodeNotFound) // one that is no peer is never asked, hint or not
 			switch {
 			case none && unknown && dr.session.Owner == kvstore.NodeID(dr.source):
+				if m.ownerForgot() {
+					return 0, askErr // it is anybody's to begin
+				}
 				return 0, handOverPending("this node", dr.source)
 			case askErr != nil && unknown:
 				return 0, askErr // not found, or somebody who may know can't be asked
@@ -208,6 +215,19 @@ func (m *migration) offer(ctx context.Context) (event, error) {
 func handOverPending(from string, owner transfer.PeerID) *Failure {
 	return failf(ReasonHandOverPending, "migrate again in a few seconds: who handed it over asks whether it has arrived, and takes it back where it has not; if that goes on, the node has lost it: take it over with takeover and a higher repin_seq",
 		"%s has handed the session over to node %q, which does not have it, or not yet", from, string(owner))
+}
+
+// ownerForgot has this node forget where a session went that nobody has any more, the recorded owner included: it had it, and has forgotten it. False: it may not have
+// got it yet.
+func (m *migration) ownerForgot() bool {
+	if m.dry {
+		return false
+	}
+	gone, err := m.d.sessions.ForgetLost(m.demand.tenant, m.demand.session, m.drive.session.Owner)
+	if err != nil {
+		m.d.log.LogAttrs(context.Background(), slog.LevelWarn, "forget a session that nobody has", slog.String("migration_id", m.id), slog.Any("error", err))
+	}
+	return gone
 }
 
 // wrongHint reports whether err, of the node that the caller named as the source, leaves others worth asking.
@@ -417,6 +437,7 @@ func (m *migration) startRenewer(ttl time.Duration) *renewer {
 			if link == nil || len(id) == 0 {
 				continue
 			}
+			m.d.sessions.Use(m.demand.tenant, m.demand.session) // a record of where it is to come from is not forgotten meanwhile
 			// A refusal needs no answer here: the transfer meets it, too.
 			_, _ = m.d.callPeer(ctx, link, &pb.PeerRequest{Call: &pb.PeerRequest_Renew{Renew: &pb.RenewCall{OfferId: id, BytesLeft: m.drive.left.Load()}}})
 		}

@@ -44,7 +44,9 @@ func (d *Daemon) answerPeer(ctx context.Context, from transfer.Peer, payload []b
 		a, err = d.offerTo(from, call.Offer)
 		resp.Answer = &pb.PeerResponse_Offer{Offer: a}
 	case *pb.PeerRequest_Renew:
-		err = d.offers.renew(call.Renew.GetOfferId(), from.ID, call.Renew.GetBytesLeft())
+		if err = d.offers.renew(call.Renew.GetOfferId(), from.ID, call.Renew.GetBytesLeft()); err == nil {
+			d.useOffered(call.Renew.GetOfferId(), from.ID)
+		}
 		resp.Answer = &pb.PeerResponse_Renew{Renew: &pb.RenewAnswer{LeaseTtl: durationpb.New(d.cfg.Migration.LeaseTTL)}}
 	case *pb.PeerRequest_EndOffer:
 		err = d.offers.end(call.EndOffer.GetOfferId(), from.ID)
@@ -195,10 +197,18 @@ func (d *Daemon) offerTo(from transfer.Peer, call *pb.OfferCall) (*pb.OfferAnswe
 	}
 	attrs := joinAttrs(peerAttrs(from), sessionAttrs(tenant, id), []slog.Attr{slog.String("migration_id", clipped(call.GetMigrationId()))})
 	if err == nil {
+		d.sessions.Use(tenant, id)
 		attrs = append(attrs, slog.Int64("blocks", answer.GetBlocksAvailable()), slog.Int64("bytes", answer.GetBlocksAvailable()*answer.GetStrideBytes()))
 	}
 	d.audit.decide(auditOffer, string(from.ID), err, attrs...)
 	return answer, err
+}
+
+// useOffered keeps the record of a session from being forgotten while it is on its way.
+func (d *Daemon) useOffered(offer []byte, peer transfer.PeerID) {
+	if of, err := d.offers.find(offer, peer); err == nil {
+		d.sessions.Use(of.session.Tenant, of.session.ID)
+	}
 }
 
 // answerOffer leases a session's blocks (or named blocks) to the caller, or prices them in a dry run.
@@ -390,6 +400,9 @@ func (d *Daemon) answerHandOver(ctx context.Context, from transfer.Peer, call *p
 	if err != nil {
 		return nil, err
 	}
+	if call.GetAbove() >= maxEpoch {
+		return nil, invalid("above", call.GetAbove(), "less than 2^62: it grows by one with each owner")
+	}
 	if err := d.mayPull(from, auditHandOver, tenant, id); err != nil {
 		return nil, err
 	}
@@ -398,7 +411,7 @@ func (d *Daemon) answerHandOver(ctx context.Context, from transfer.Peer, call *p
 	settled := before.Owner == d.self && d.yields.settled(tenant, id) // asked again, it is not known any more: nobody here keeps account
 	res, err := d.sessions.HandOver(kvstore.HandOver{
 		Tenant: tenant, ID: id, Migration: call.GetMigrationId(), To: kvstore.NodeID(from.ID), Incarnation: from.Incarnation, Epoch: call.GetEpoch(),
-		Version: call.GetVersion(), Tokens: call.GetTokens(), RepinSeq: call.GetRepinSeq(), AcceptStale: call.GetAcceptStale(),
+		Version: call.GetVersion(), Tokens: call.GetTokens(), RepinSeq: call.GetRepinSeq(), AcceptStale: call.GetAcceptStale(), Above: call.GetAbove(),
 	})
 	if err != nil {
 		d.audit.refuse(auditHandOver, string(from.ID), err, attrs...)

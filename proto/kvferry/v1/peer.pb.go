@@ -975,7 +975,10 @@ type HandOverCall struct {
 	// The proxy's re-pin number.
 	RepinSeq uint64 `protobuf:"varint,6,opt,name=repin_seq,json=repinSeq,proto3" json:"repin_seq,omitempty"`
 	// Commit even if the session has grown.
-	AcceptStale   bool `protobuf:"varint,7,opt,name=accept_stale,json=acceptStale,proto3" json:"accept_stale,omitempty"`
+	AcceptStale bool `protobuf:"varint,7,opt,name=accept_stale,json=acceptStale,proto3" json:"accept_stale,omitempty"`
+	// Fencing number of the caller's own record; the session goes under a later one. An owner that has forgotten the session and begun it anew counts from 1
+	// again, and its callers may not have forgotten. 0: the caller has no record.
+	Above         uint64 `protobuf:"varint,8,opt,name=above,proto3" json:"above,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1057,6 +1060,13 @@ func (x *HandOverCall) GetAcceptStale() bool {
 		return x.AcceptStale
 	}
 	return false
+}
+
+func (x *HandOverCall) GetAbove() uint64 {
+	if x != nil {
+		return x.Above
+	}
+	return 0
 }
 
 // HandOverAnswer is the outcome.
@@ -1530,7 +1540,7 @@ const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\tlease_ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\")\n" +
 	"\fEndOfferCall\x12\x19\n" +
 	"\boffer_id\x18\x01 \x01(\fR\aofferId\"\x10\n" +
-	"\x0eEndOfferAnswer\"\xeb\x01\n" +
+	"\x0eEndOfferAnswer\"\x81\x02\n" +
 	"\fHandOverCall\x120\n" +
 	"\asession\x18\x01 \x01(\v2\x16.kvferry.v1.SessionRefR\asession\x12!\n" +
 	"\fmigration_id\x18\x02 \x01(\tR\vmigrationId\x12\x14\n" +
@@ -1538,7 +1548,8 @@ const file_kvferry_v1_peer_proto_rawDesc = "" +
 	"\aversion\x18\x04 \x01(\x04R\aversion\x12\x16\n" +
 	"\x06tokens\x18\x05 \x01(\x03R\x06tokens\x12\x1b\n" +
 	"\trepin_seq\x18\x06 \x01(\x04R\brepinSeq\x12!\n" +
-	"\faccept_stale\x18\a \x01(\bR\vacceptStale\"\xad\x01\n" +
+	"\faccept_stale\x18\a \x01(\bR\vacceptStale\x12\x14\n" +
+	"\x05above\x18\b \x01(\x04R\x05above\"\xad\x01\n" +
 	"\x0eHandOverAnswer\x12\x14\n" +
 	"\x05moved\x18\x01 \x01(\bR\x05moved\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12)\n" +

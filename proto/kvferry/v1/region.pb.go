@@ -294,7 +294,7 @@ type SessionsStatus struct {
 	Elsewhere int64 `protobuf:"varint,3,opt,name=elsewhere,proto3" json:"elsewhere,omitempty"`
 	// Memory of the records.
 	Bytes int64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// What it may be at most: then records go, those that have not changed for longest first, none within an hour.
+	// What it may be at most: then records go, of the tenant that has the most and have not changed for longest first, none within an hour.
 	MaxBytes int64 `protobuf:"varint,5,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
 	// Records that went since the daemon started because nothing had changed of the session for a week.
 	Expired int64 `protobuf:"varint,6,opt,name=expired,proto3" json:"expired,omitempty"`
