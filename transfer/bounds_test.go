@@ -32,47 +32,50 @@ func twoAgents(t *testing.T) (server, client *Agent, done func()) {
 func TestPostFullOutbox(t *testing.T) {
 	for _, op := range []Op{Read, Write} {
 		t.Run(op.String(), func(t *testing.T) {
-			server, client, done := twoAgents(t)
-			m := Bytes(make([]byte, 64), 64)
-			m.RemoteWrite = true
-			theirs, err := server.Register(m)
-			if err != nil {
-				t.Fatal(err)
-			}
-			mine, err := client.Register(m)
-			if err != nil {
-				t.Fatal(err)
-			}
-			l, err := client.Connect(t.Context(), server.Addr().String(), server.cfg.Name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			x, err := l.Prepare(op, []Desc{{Memory: mine, Pages: 1}}, []Desc{{Memory: theirs, Pages: 1}}, TransferOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			l.out.mu.Lock()
-			l.out.mu.bytes = maxOutbox
-			l.out.mu.Unlock()
-			posted := make(chan error, 1)
-			go func() { posted <- x.Post(t.Context()) }()
-			select {
-			case err := <-posted:
+			synctest.Test(t, func(t *testing.T) {
+				server, client, done := twoAgents(t)
+				defer done()
+				m := Bytes(make([]byte, 64), 64)
+				m.RemoteWrite = true
+				theirs, err := server.Register(m)
 				if err != nil {
-					t.Errorf("post: %v", err)
+					t.Fatal(err)
 				}
-			case <-time.After(20 * time.Second):
-				t.Fatal("Post hangs") // and so would Close
-			}
-			if _, err := x.Wait(t.Context()); !errors.Is(err, ErrBusy) {
-				t.Errorf("transfer: %v", err)
-			}
-			<-l.Done()
-			if err := l.Err(); !errors.Is(err, ErrBusy) {
-				t.Errorf("link: %v", err)
-			}
-			_ = x.Release()
-			done()
+				mine, err := client.Register(m)
+				if err != nil {
+					t.Fatal(err)
+				}
+				l, err := client.Connect(t.Context(), server.Addr().String(), server.cfg.Name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				x, err := l.Prepare(op, []Desc{{Memory: mine, Pages: 1}}, []Desc{{Memory: theirs, Pages: 1}}, TransferOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer x.Release()
+				synctest.Wait() // the writer has sent what there was: else it would empty the outbox
+				l.out.mu.Lock()
+				l.out.mu.bytes = maxOutbox
+				l.out.mu.Unlock()
+				posted := make(chan error, 1)
+				go func() { posted <- x.Post(t.Context()) }()
+				select {
+				case err := <-posted:
+					if err != nil {
+						t.Errorf("post: %v", err)
+					}
+				case <-time.After(20 * time.Second):
+					t.Fatal("Post hangs") // and so would Close
+				}
+				if _, err := x.Wait(t.Context()); !errors.Is(err, ErrBusy) {
+					t.Errorf("transfer: %v", err)
+				}
+				<-l.Done()
+				if err := l.Err(); !errors.Is(err, ErrBusy) {
+					t.Errorf("link: %v", err)
+				}
+			})
 		})
 	}
 }

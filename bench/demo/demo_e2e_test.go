@@ -318,21 +318,31 @@ func TestDemoCommand(t *testing.T) {
 	}
 }
 
-// Ctrl-C at any moment, or a terminal that closes, leaves no process, file or socket.
+// Ctrl-C at any moment, or a terminal that closes, leaves no process, file or socket. The moments are chapters of the story, which come
+// as fast as the machine is.
 func TestDemoInterrupted(t *testing.T) {
-	for after, sig := range map[time.Duration]os.Signal{300 * time.Millisecond: os.Interrupt, 6 * time.Second: os.Interrupt, 2 * time.Second: syscall.SIGHUP} {
+	for chapter, sig := range map[string]os.Signal{"starting two regions": os.Interrupt, "a turn in": syscall.SIGHUP, "migrating to": os.Interrupt} {
 		tmp := t.TempDir()
 		cmd := exec.CommandContext(t.Context(), filepath.Join(binaries, "kvferry"), "demo")
 		cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		timer := time.AfterFunc(after, func() { _ = cmd.Process.Signal(sig) })
-		err := cmd.Wait()
-		timer.Stop()
+		told := false
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			if !told && strings.Contains(lines.Text(), chapter) {
+				told = true
+				_ = cmd.Process.Signal(sig)
+			}
+		}
+		err = cmd.Wait()
 		var exit *exec.ExitError
-		if !errors.As(err, &exit) || exit.ExitCode() != 6 {
-			t.Errorf("after %v: %v, want exit status 6", after, err)
+		if !told || !errors.As(err, &exit) || exit.ExitCode() != 6 {
+			t.Errorf("at %q, which was told %v: %v, want exit status 6", chapter, told, err)
 		}
 		nothingLeft(t, tmp, cmd.Process.Pid)
 	}

@@ -61,7 +61,7 @@ func TestDaemons(t *testing.T) {
 			t.Fatal(err)
 		}
 		o := res.Best()
-		if o == nil || len(o.Runs) != 2 || o.Cold == nil || o.Bytes != 16<<20 || o.Blocks != 16 || o.Stripes != 4 {
+		if o == nil || len(o.Runs) != 2 || o.Cold == nil || o.Bytes != 16<<20 || o.Blocks != 16 || o.Stripes < 4 { // more where the machine, not the path, holds them back
 			t.Fatalf("outcome %+v", o)
 		}
 		if len(res.Warnings) != 0 {
