@@ -62,7 +62,7 @@ func TestAdaptiveStripes(t *testing.T) {
 	}
 	for _, c := range []cell{
 		{model: "rtt=100ms,rate=1Mbps,loss=0", mib: 1, runs: 6, cold: 0.35, warm: 0.75, low: 1, top: 8},
-		{model: "rtt=20ms,rate=20Mbps,loss=0", mib: 4, runs: 2, cold: 0.7, warm: 0.75, low: 1, top: 4},
+		{model: "rtt=20ms,rate=20Mbps,loss=0", mib: 4, runs: 4, cold: 0.7, warm: 0.75, low: 1, top: 4},
 		{model: "rtt=70ms,rate=100Mbps,loss=0", mib: 8, runs: 2, cold: 0.6, warm: 0.8, low: 4, top: 4},
 		{model: "rtt=300ms,rate=200Mbps,loss=0", mib: 32, runs: 2, cold: 0.3, warm: 0.6, low: 8, top: 16},
 	} {
