@@ -228,7 +228,7 @@ func TestInterrupted(t *testing.T) {
 func TestRealTime(t *testing.T) {
 	var res *Result
 	var o *Outcome
-	for range 5 {
+	for range 3 {
 		var err error
 		res, err = Run(t.Context(), Config{WAN: model(t, "rtt=10ms,rate=200Mbps,loss=0"), Bytes: 16 << 20, PagesPerBlock: 16, Repeats: 2})
 		if err != nil {
