@@ -172,6 +172,10 @@ func (f *fleetModel) deliver(n, o *nodeModel) bool {
 	err := o.store.Yield("", "s", n.id, s.Epoch, s.RepinSeq)
 	// At the same rank only the other owner itself is believed: a hand-over to it may be lost.
 	if fe, ok := errors.AsType[*kvstore.FencedError](err); ok && fe.Owner != n.id && (fe.Owner == o.id || fe.Epoch != s.Epoch || fe.RepinSeq != s.RepinSeq) {
+		x := f.nodes[slices.IndexFunc(f.nodes, func(x *nodeModel) bool { return x.id == fe.Owner })]
+		if r, ok := x.record(); x != o && ok && r.Owner == n.id && x.answer == nil && x.asked == nil {
+			return true // the one that it names says otherwise, and is not about to have it
+		}
 		_ = n.store.Yield("", "s", fe.Owner, fe.Epoch, fe.RepinSeq)
 	}
 	return true

@@ -147,3 +147,40 @@ func TestForgottenByItsOwner(t *testing.T) {
 		r.settle()
 	})
 }
+
+// A node that remembers a forgotten session by a rank that it had before does not make its owner give it up to the node that has forgotten it: that one knows better.
+func TestForgottenAndRemembered(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFleetEdited(t, fast, nil, "a", "b", "c")
+		engines := map[string]*testEngine{}
+		for name, n := range f.nodes {
+			engines[name] = n.register("e", testLayout(), 4<<20)
+		}
+		keys := engines["a"].session("s", 3)
+		for _, name := range []string{"b", "a", "b"} {
+			f.nodes[name].mustEnd(request("s"), committed, "", moved)
+		}
+		time.Sleep(time.Minute)
+		if err := f.nodes["b"].d.sessions.Forget("", "s"); err != nil {
+			t.Fatal(err)
+		}
+		engines["b"].publish("", "s", keys, 3*16)
+		req := request("s")
+		req.SourceHint = "b"
+		f.nodes["c"].mustEnd(req, committed, "", moved)
+		f.nodes["c"].d.announceOwned() // as after a restart
+		time.Sleep(time.Minute)
+		if s := f.nodes["a"].record("s"); s.GetOwnerNodeId() != "b" || s.GetEpoch() != 4 {
+			t.Errorf("a's record is %v", s) // else nothing is shown
+		}
+		for _, name := range []string{"b", "c"} {
+			if s := f.nodes[name].record("s"); s.GetOwnerNodeId() != "c" {
+				t.Errorf("%s's record is %v", name, s)
+			}
+		}
+		engines["c"].publish("", "s", keys, 3*16+1)
+		f.nodes["a"].mustEnd(request("s"), committed, "", moved)
+		f.wantOwner("s", "a")
+		f.settle()
+	})
+}

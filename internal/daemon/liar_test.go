@@ -449,7 +449,7 @@ func TestFailureOfAPeer(t *testing.T) {
 			{"owner_node_id": "b", "epoch": "18446744073709551615", "repin_seq": "9"},
 			{"owner_node_id": "b", "epoch": "-1", "repin_seq": "9"},
 		} {
-			r.a.d.believe("b", s, &Failure{Reason: ReasonFenced, Meta: meta})
+			r.a.d.believe(t.Context(), "b", s, &Failure{Reason: ReasonFenced, Meta: meta})
 			if now, err := r.a.d.sessions.Get("", "s"); err != nil || now.Owner != "a" || now.Epoch != 1 {
 				t.Errorf("%v is believed: %+v", meta, now)
 			}

@@ -194,7 +194,7 @@ func TestPolicyAndWordOfOwner(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			a.believe(tc.from, s, word)
+			a.believe(t.Context(), tc.from, s, word)
 			if s, err = a.sessions.Get("", "s"); err != nil || s.Owner != tc.want {
 				t.Errorf("by the word of %q the owner is %q, %v; want %q", tc.from, s.Owner, err, tc.want)
 			}

@@ -168,7 +168,7 @@ func (d *Daemon) tellPeer(p transfer.PeerID) {
 			f := classify(err)
 			reached = f.Reason == ReasonSessionNotFound || f.Reason == ReasonInvalid || f.Reason == ReasonFenced || f.Reason == ReasonPolicyDenied
 			if f.Reason == ReasonFenced {
-				d.believe(p, s, f)
+				d.believe(ctx, p, s, f)
 			}
 		}
 		d.yields.told(p, s, reached)
@@ -181,8 +181,8 @@ func (d *Daemon) tellPeer(p transfer.PeerID) {
 
 // believe gives a session up to the owner that a peer's refusal names, if that orders above what this node has: then this
 // node's takeover was the stale one. At the same rank only the owner itself is believed: a hand-over to it may be lost. A peer whose region
-// may not have the session has no word in it.
-func (d *Daemon) believe(p transfer.PeerID, s kvstore.Session, f *Failure) {
+// may not have the session has no word in it, and neither has one whose record is older than that of the node it names.
+func (d *Daemon) believe(ctx context.Context, p transfer.PeerID, s kvstore.Session, f *Failure) {
 	owner := kvstore.NodeID(f.Meta["owner_node_id"])
 	epoch, err1 := strconv.ParseUint(f.Meta["epoch"], 10, 64)
 	repin, err2 := strconv.ParseUint(f.Meta["repin_seq"], 10, 64)
@@ -193,10 +193,25 @@ func (d *Daemon) believe(p transfer.PeerID, s kvstore.Session, f *Failure) {
 	if d.mayPull(from, auditYield, s.Tenant, s.ID) != nil {
 		return
 	}
+	if owner != kvstore.NodeID(p) && d.ownerDenies(ctx, transfer.PeerID(owner), s, epoch, repin) {
+		return
+	}
 	if err := d.sessions.Yield(s.Tenant, s.ID, owner, epoch, repin); err != nil {
 		return // this node's record is the newer one after all
 	}
 	d.audit.grant(auditYield, "self", append(sessionAttrs(s.Tenant, s.ID), slog.String("to", string(owner)), slog.Uint64("epoch", epoch))...)
 	d.log.LogAttrs(context.Background(), slog.LevelWarn, "session yielded", slog.String("session_id", string(s.ID)), slog.String("to", string(owner)), slog.Uint64("epoch", epoch))
 	d.flip(s.Tenant, s.ID, owner, epoch)
+}
+
+// ownerDenies reports whether the node that a third one takes for the owner of s says that this node is: it has forgotten the session since it had that rank, and
+// the session has begun anew. A hand-over that is on its way there may be of that rank.
+func (d *Daemon) ownerDenies(ctx context.Context, owner transfer.PeerID, s kvstore.Session, epoch, repin uint64) bool {
+	ref := &pb.SessionRef{Tenant: string(s.Tenant), SessionId: string(s.ID)}
+	_, resp, err := d.callNode(ctx, owner, &pb.PeerRequest{Call: &pb.PeerRequest_Confirm{Confirm: &pb.ConfirmCall{Session: ref, Epoch: epoch, RepinSeq: repin}}})
+	if err != nil || resp.GetConfirm().GetPending() {
+		return false
+	}
+	l := d.ask(ctx, owner, ref)
+	return l.err == nil && l.answer.GetKnown() && l.answer.GetOwnerNodeId() == string(d.self)
 }
