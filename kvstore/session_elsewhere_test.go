@@ -114,6 +114,19 @@ func TestElsewhereDiskFailure(t *testing.T) {
 	}
 }
 
+// A mark whose time is yet to come, by a clock that was set back since, is made again: it does not stay until then.
+func TestElsewhereAfterClockSetBack(t *testing.T) {
+	t.Parallel()
+	s := openSessions(t, "", "b")
+	now := time.Unix(1e9, 0)
+	for _, since := range []time.Time{now.Add(1000 * time.Hour), now} {
+		if err := s.MarkElsewhere("", "s", kvstore.Elsewhere{Owner: "a", Since: since}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantElsewhere(t, s, kvstore.Elsewhere{Owner: "a", Since: now})
+}
+
 // There are no more marks than MaxElsewhere, and the oldest go first.
 func TestElsewhereBound(t *testing.T) {
 	t.Parallel()

@@ -266,6 +266,12 @@ func TestListSessionsPages(t *testing.T) {
 		if strings.Join(got, ",") != strings.Join(want, ",") {
 			t.Errorf("listed %q, want %q", got, want)
 		}
+		for page, n := range map[string]int{"\x00": 5, "\x00s0": 4, "s": 3, "t\x00s1": 1, "t\x00s1\x00": 1, "\x00\x00\x00": 5, "t\x00z": 0, "~": 0, "\U0010ffff\x00x": 0, strings.Repeat("t", 1<<16): 0} {
+			resp, err := r.a.region.ListSessions(t.Context(), &pb.ListSessionsRequest{Page: page})
+			if err != nil || len(resp.GetSessions()) != n || resp.GetNextPage() != "" {
+				t.Errorf("page %.20q: %d sessions, next %q, %v; want %d", page, len(resp.GetSessions()), resp.GetNextPage(), err, n)
+			}
+		}
 		_, err := r.a.region.ListSessions(t.Context(), &pb.ListSessionsRequest{Limit: sessionsPageMax + 1})
 		wantError(t, err, ReasonInvalid)
 	})
