@@ -175,6 +175,10 @@ func serveCompletion(e *Engine, w http.ResponseWriter, r *http.Request) {
 		replyAPIError(w, errorCode(err), err)
 		return
 	}
+	replyCompletion(e, w, req, res)
+}
+
+func replyCompletion(e *Engine, w http.ResponseWriter, req Request, res *Result) {
 	text := make([]string, len(res.Tokens))
 	for i, t := range res.Tokens {
 		text[i] = strconv.Itoa(t)

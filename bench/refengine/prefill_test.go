@@ -114,23 +114,28 @@ func (s *stock) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if s.before != nil && s.before(w, r, blocks) {
 			return
 		}
-		defer s.noteLoaded(s.engine.Status().Counters.LoadedBlocks)
+		s.complete(w, r)
+		return
 	}
 	s.handler.ServeHTTP(w, r)
 }
 
-// noteLoaded notes what the latest completion loaded: its counter was so much before. It follows what the one before left in the engine's
-// own cache.
-func (s *stock) noteLoaded(before int64) {
+// complete answers as the handler does, and notes what the completion loaded.
+func (s *stock) complete(w http.ResponseWriter, r *http.Request) {
+	req, err := decodeCompletion(r.Body, s.engine.cfg.Names, s.engine.cfg.Model)
+	if err != nil {
+		s.t.Error(err)
+		return
+	}
+	res, err := s.engine.Generate(r.Context(), req)
+	if err != nil {
+		replyAPIError(w, errorCode(err), err)
+		return
+	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	first := 0
-	if n := len(s.asked); n > 1 {
-		first = s.asked[n-2]
-	}
-	for i := range int(s.engine.Status().Counters.LoadedBlocks - before) {
-		s.loaded = append(s.loaded, first+i)
-	}
+	s.loaded = append(s.loaded, res.LoadedBlocks...)
+	s.mu.Unlock()
+	replyCompletion(s.engine, w, req, res)
 }
 
 // claims is the daemon's client, and notes what it grants.
