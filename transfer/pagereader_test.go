@@ -95,7 +95,7 @@ func TestCodedAllocations(t *testing.T) {
 		}
 		r.close()
 	})
-	if n > pages/4 { // a pool loses some of what it is given, under the race detector a quarter
+	if n > pages/2 { // without a pool a page and more; under the race detector a pool loses a quarter of what it is given, by chance more
 		t.Errorf("%.0f allocations a chunk of %d pages", n, pages)
 	}
 }
