@@ -1,7 +1,6 @@
 package kvstore
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -55,7 +54,7 @@ func (s *Sessions) Unconfirmed() []Forwarded {
 		}
 	}
 	s.mu.RUnlock()
-	slices.SortFunc(out, func(a, b Forwarded) int { return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.ID, b.ID)) })
+	slices.SortFunc(out, func(a, b Forwarded) int { return sessionKey{a.Tenant, a.ID}.compare(sessionKey{b.Tenant, b.ID}) })
 	return out
 }
 
